@@ -1,0 +1,33 @@
+# Thin: what a target does is in scripts/ and in Cargo.toml. SKIP_SETUP=1 skips the set-up in each.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help up test check setup clean
+
+SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+up: ## core and edge with a demo campaign; prints the page's address; Ctrl-C stops it all
+	@$(SETUP)
+	@cargo build --release --bin claimgate
+	@scripts/build-edge.sh
+	@exec scripts/dev.sh
+
+test: ## every test, the edge in a real Worker runtime and the page in a real browser included
+	@$(SETUP)
+	@cargo build --release --bin claimgate
+	@scripts/build-edge.sh
+	@cargo test --workspace
+
+check: ## format, lints, licences, and advisories where reachable
+	@$(SETUP) --lint
+	@scripts/check.sh
+
+setup: ## bring what is missing; the targets above do it themselves
+	@scripts/setup.sh
+
+clean: ## remove what was built; keeps ./data
+	@rm -rf target edge/build .wrangler

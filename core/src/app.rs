@@ -1,0 +1,243 @@
+//! What every handler works with, and how core is put together and taken apart.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use claimgate_shared::{CampaignId, Code, Problem};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::archive::{Archive, ArchiveError};
+use crate::campaign::Campaign;
+use crate::campaigns::{Campaigns, Known};
+use crate::gate::Gate;
+use crate::http::auth::Gatekeeper;
+use crate::ledger::{Ledger, LedgerError};
+use crate::metrics;
+
+/// How often the register is read for changes that other cores made, and Redis and SQL are asked how they are.
+const REFRESH: Duration = Duration::from_secs(1);
+const REGISTER_PAGE: u32 = 1000;
+
+/// Shared by all handlers; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Parts>);
+
+/// What an [`App`] is made of.
+#[derive(Debug)]
+pub struct Parts {
+    /// To Redis.
+    pub ledger: Arc<Ledger>,
+    /// To SQL.
+    pub archive: Archive,
+    /// Decides claims.
+    pub gate: Gate,
+    /// What is known of the register.
+    pub campaigns: Arc<Campaigns>,
+    /// Who may call.
+    pub gatekeeper: Gatekeeper,
+    /// Renders `/metrics`.
+    pub metrics: PrometheusHandle,
+    /// Requests handled at once, per listener.
+    pub concurrency_max: usize,
+    redis_up: AtomicBool,
+    sql_up: AtomicBool,
+}
+
+impl std::ops::Deref for App {
+    type Target = Parts;
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+/// Whether Redis and SQL answered when last asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Health {
+    /// Redis answered.
+    pub redis: bool,
+    /// SQL answered.
+    pub sql: bool,
+}
+
+impl App {
+    /// Puts the parts together.
+    pub fn new(
+        ledger: Arc<Ledger>,
+        archive: Archive,
+        gatekeeper: Gatekeeper,
+        metrics: PrometheusHandle,
+        concurrency_max: usize,
+    ) -> Self {
+        Self(Arc::new(Parts {
+            gate: Gate::new(Arc::clone(&ledger)),
+            ledger,
+            archive,
+            campaigns: Arc::default(),
+            gatekeeper,
+            metrics,
+            concurrency_max,
+            redis_up: AtomicBool::new(false),
+            sql_up: AtomicBool::new(false),
+        }))
+    }
+
+    /// The campaign `id`; one that this core has not heard of yet is looked for in SQL.
+    pub async fn known(&self, id: &CampaignId) -> Result<Arc<Known>, Problem> {
+        if let Some(known) = self.campaigns.get(id) {
+            return Ok(known);
+        }
+        let campaign = self
+            .archive
+            .campaign(id)
+            .await
+            .map_err(|error| self.sql_failed(&error))?;
+        let campaign = campaign.ok_or_else(Self::no_such_campaign)?;
+        self.learn(campaign)
+            .await
+            .map_err(|error| self.sql_failed(&error))
+    }
+
+    /// The campaign whose id stands in a path; what is no id has no campaign.
+    pub async fn known_by_text(&self, id: &str) -> Result<Arc<Known>, Problem> {
+        self.known(&id.parse().map_err(|_| Self::no_such_campaign())?)
+            .await
+    }
+
+    /// The campaign as SQL has it now.
+    pub async fn register(&self, id: &str) -> Result<Campaign, Problem> {
+        let id = id.parse().map_err(|_| Self::no_such_campaign())?;
+        let found = self
+            .archive
+            .campaign(&id)
+            .await
+            .map_err(|error| self.sql_failed(&error))?;
+        found.ok_or_else(Self::no_such_campaign)
+    }
+
+    /// The campaign's rules at `version` or newer: Redis may already decide by rules that another core has set.
+    pub async fn at_least(&self, known: &Arc<Known>, version: u64) -> Result<Arc<Campaign>, Problem> {
+        let campaign = known.campaign();
+        if campaign.version >= version {
+            return Ok(campaign);
+        }
+        let found = self
+            .archive
+            .campaign(&campaign.id)
+            .await
+            .map_err(|error| self.sql_failed(&error))?;
+        let found = found.ok_or_else(Self::no_such_campaign)?;
+        Ok(self
+            .learn(found)
+            .await
+            .map_err(|error| self.sql_failed(&error))?
+            .campaign())
+    }
+
+    /// Lays down a campaign that has just been written to SQL.
+    pub async fn opened(&self, campaign: Campaign) -> Result<(), LedgerError> {
+        let known = self.campaigns.learn(campaign, 0);
+        self.ledger.open(&known).await?;
+        known.applied();
+        Ok(())
+    }
+
+    /// Applies a change that has just been written to SQL.
+    pub async fn changed(&self, campaign: Campaign) -> Result<(), LedgerError> {
+        let known = self.campaigns.learn(campaign, 0);
+        self.apply(&known).await
+    }
+
+    async fn apply(&self, known: &Known) -> Result<(), LedgerError> {
+        let campaign = known.campaign();
+        self.ledger.change(known, &campaign).await?;
+        known.applied();
+        Ok(())
+    }
+
+    async fn learn(&self, campaign: Campaign) -> Result<Arc<Known>, ArchiveError> {
+        let floor = self.archive.last_sequence(&campaign.id).await?;
+        Ok(self.campaigns.learn(campaign, floor))
+    }
+
+    /// Takes in every campaign of the register, and puts what has changed into force in Redis.
+    pub async fn refresh(&self) -> Result<(), ArchiveError> {
+        let mut after = String::new();
+        loop {
+            let page = self.archive.campaigns(&after, REGISTER_PAGE).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = last.id.to_string();
+            for campaign in page {
+                let known = match self.campaigns.get(&campaign.id) {
+                    Some(_) => self.campaigns.learn(campaign, 0),
+                    None => self.learn(campaign).await?,
+                };
+                if known.is_due()
+                    && let Err(error) = self.apply(&known).await
+                {
+                    tracing::warn!(%error, campaign = %known.campaign().id, "rules not in force yet");
+                }
+            }
+        }
+    }
+
+    /// Refreshes, and asks Redis and SQL how they are, until `stop` turns true.
+    pub async fn watch(self, mut stop: watch::Receiver<bool>) {
+        let mut ticks = interval(REFRESH);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            let redis = self.ledger.ping().await;
+            self.note_health(
+                &self.redis_up,
+                "redis",
+                redis.as_ref().err().map(ToString::to_string),
+            );
+            let sql = self.refresh().await;
+            self.note_health(&self.sql_up, "sql", sql.as_ref().err().map(ToString::to_string));
+            self.measure_outboxes().await;
+        }
+    }
+
+    async fn measure_outboxes(&self) {
+        for known in self.campaigns.all() {
+            if let Ok((counters, _)) = self.ledger.find(&known, None).await {
+                metrics::outbox_events(known.campaign().id.as_str(), counters.backlog);
+            }
+        }
+    }
+
+    fn note_health(&self, up: &AtomicBool, part: &'static str, error: Option<String>) {
+        let was_up = up.swap(error.is_none(), Ordering::Relaxed);
+        metrics::up(part, error.is_none());
+        match error {
+            Some(error) if was_up => tracing::error!(part, error, "does not answer"),
+            None if !was_up => tracing::info!(part, "answers"),
+            _ => {}
+        }
+    }
+
+    /// Whether Redis and SQL answered when last asked.
+    pub fn health(&self) -> Health {
+        Health {
+            redis: self.redis_up.load(Ordering::Relaxed),
+            sql: self.sql_up.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What callers are told while SQL does not answer.
+    pub fn sql_failed(&self, error: &ArchiveError) -> Problem {
+        tracing::warn!(%error, "SQL did not answer");
+        Problem::new(Code::Unavailable, "the register does not answer")
+    }
+
+    /// For ids that lead nowhere.
+    pub fn no_such_campaign() -> Problem {
+        Problem::new(Code::CampaignNotFound, "there is no such campaign")
+    }
+}

@@ -1,0 +1,124 @@
+//! What this core knows of the register's campaigns: their rules, and how far their sequences have been seen to go.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use claimgate_shared::CampaignId;
+
+use crate::campaign::Campaign;
+use crate::ledger::keys::Keys;
+use crate::ledger::scripts::Decided;
+
+/// A campaign known to this core.
+#[derive(Debug)]
+pub struct Known {
+    /// Its keys in Redis.
+    pub keys: Keys,
+    rules: RwLock<Arc<Campaign>>,
+    floor: AtomicU64,
+    /// The version last put into force by this core, and when.
+    applied: Mutex<Option<(u64, Instant)>>,
+}
+
+/// After so long the calendar is laid out anew, so that it always reaches far ahead.
+const CALENDAR_AGE_MAX: Duration = Duration::from_secs(3600);
+
+impl Known {
+    fn new(campaign: Campaign, floor: u64) -> Self {
+        Self {
+            keys: Keys::of(&campaign.id),
+            rules: RwLock::new(Arc::new(campaign)),
+            floor: AtomicU64::new(floor),
+            applied: Mutex::default(),
+        }
+    }
+
+    /// The campaign as the register had it when last looked at.
+    pub fn campaign(&self) -> Arc<Campaign> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The highest sequence acknowledged by Redis to this core or found in SQL: a Redis that is behind has lost claims.
+    pub fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Acquire)
+    }
+
+    /// Raises the floor to `sequence`.
+    pub fn raise_floor(&self, sequence: u64) {
+        self.floor.fetch_max(sequence, Ordering::AcqRel);
+    }
+
+    /// Takes note that the rules as they are known are in force in Redis.
+    pub fn applied(&self) {
+        let version = self.campaign().version;
+        *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
+    }
+
+    /// Whether the rules have to be put into force: newer than what was, or not for long.
+    pub fn is_due(&self) -> bool {
+        let version = self.campaign().version;
+        let applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        applied.is_none_or(|(last, at)| last < version || at.elapsed() > CALENDAR_AGE_MAX)
+    }
+
+    /// Takes note of a batch's last grant.
+    pub fn saw(&self, decided: &Decided) {
+        use crate::ledger::scripts::Verdict::{Replayed, Taken};
+        let sequences = decided.verdicts.iter().filter_map(|verdict| match verdict {
+            Taken { sequence, .. } | Replayed { sequence, .. } => Some(*sequence),
+            _ => None,
+        });
+        if let Some(last) = sequences.max() {
+            self.raise_floor(last);
+        }
+    }
+
+    fn learn(&self, campaign: Campaign) {
+        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        if (campaign.epoch, campaign.version) > (rules.epoch, rules.version) {
+            *rules = Arc::new(campaign);
+        }
+    }
+}
+
+/// Every campaign known to this core.
+#[derive(Debug, Default)]
+pub struct Campaigns {
+    by_id: RwLock<HashMap<CampaignId, Arc<Known>>>,
+}
+
+impl Campaigns {
+    /// The campaign `id`, when known.
+    pub fn get(&self, id: &CampaignId) -> Option<Arc<Known>> {
+        self.by_id
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .map(Arc::clone)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<Known>> {
+        self.by_id
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .map(Arc::clone)
+            .collect()
+    }
+
+    /// Takes in a campaign as the register has it; `floor` is the highest sequence there.
+    pub fn learn(&self, campaign: Campaign, floor: u64) -> Arc<Known> {
+        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = by_id.get(&campaign.id) {
+            known.raise_floor(floor);
+            known.learn(campaign);
+            return Arc::clone(known);
+        }
+        let known = Arc::new(Known::new(campaign.clone(), floor));
+        by_id.insert(campaign.id, Arc::clone(&known));
+        known
+    }
+}

@@ -1,0 +1,135 @@
+//! Calls to a running core over HTTP.
+
+use std::time::Duration;
+
+use claimgate_shared::Problem;
+use reqwest::{Client, Method, StatusCode};
+use serde_json::Value;
+
+use super::{CallArgs, REFUSED, UNAVAILABLE, USAGE};
+use crate::config::{ConfigError, admin_token};
+
+const WAIT: Duration = Duration::from_secs(10);
+
+/// Why a command did not get what it wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// Wrong configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Wrong usage.
+    #[error("{0}")]
+    Usage(String),
+    /// Core refused, or could not decide.
+    #[error("{} ({}): {}", .0.code.title(), .0.code.as_str(), .0.detail)]
+    Problem(Box<Problem>),
+    /// No core there, or not one that speaks our language.
+    #[error("no answer from core at {address}: {error:#}; is `claimgate serve` running there?")]
+    NoAnswer {
+        /// Where we asked.
+        address: String,
+        /// What happened.
+        #[source]
+        error: anyhow::Error,
+    },
+}
+
+impl CallError {
+    /// The command's exit status.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Config(_) | Self::Usage(_) => USAGE,
+            Self::Problem(problem) => match problem.code.status() {
+                400 | 401 | 413 | 415 => USAGE,
+                408 | 500.. => UNAVAILABLE,
+                _ => REFUSED,
+            },
+            Self::NoAnswer { .. } => UNAVAILABLE,
+        }
+    }
+}
+
+/// Where a call goes.
+#[derive(Debug, Clone, Copy)]
+pub enum Api {
+    /// The internal API.
+    Internal,
+    /// The admin API.
+    Admin,
+}
+
+/// A running core.
+#[derive(Debug)]
+pub struct Core {
+    client: Client,
+    args: CallArgs,
+    token: String,
+}
+
+impl Core {
+    /// The core that `args` name, with the admin token of this machine.
+    pub fn new(args: &CallArgs) -> Result<Self, CallError> {
+        let data_dir = &args.data.data_dir;
+        if std::env::var_os("CLAIMGATE_ADMIN_TOKEN").is_none()
+            && std::env::var_os("CLAIMGATE_ADMIN_TOKEN_FILE").is_none()
+            && !data_dir.join("admin.token").is_file()
+        {
+            let problem = format!(
+                "no admin.token in {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_ADMIN_TOKEN",
+                data_dir.display()
+            );
+            return Err(CallError::Usage(problem));
+        }
+        let token = admin_token(data_dir)?;
+        let client = Client::builder().timeout(WAIT).no_proxy().build();
+        let client = client.map_err(|error| CallError::NoAnswer {
+            address: args.listen.clone(),
+            error: error.into(),
+        })?;
+        Ok(Self {
+            client,
+            args: args.clone(),
+            token,
+        })
+    }
+
+    /// Calls `path`; `Ok` is the answer's JSON, and whether it was a replay.
+    pub async fn call(
+        &self,
+        api: Api,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<(StatusCode, Value), CallError> {
+        let address = match api {
+            Api::Internal => &self.args.listen,
+            Api::Admin => &self.args.admin_listen,
+        };
+        let no_answer = |error: anyhow::Error| CallError::NoAnswer {
+            address: address.clone(),
+            error,
+        };
+        let mut request = self
+            .client
+            .request(method, format!("http://{address}{path}"))
+            .bearer_auth(&self.token);
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let response = request
+            .send()
+            .await
+            .map_err(|error| no_answer(error.without_url().into()))?;
+        let status = response.status();
+        let bytes = response
+            .bytes()
+            .await
+            .map_err(|error| no_answer(error.without_url().into()))?;
+        if status.is_success() {
+            let value = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
+            return Ok((status, value));
+        }
+        let problem = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
+        Err(CallError::Problem(Box::new(problem)))
+    }
+}

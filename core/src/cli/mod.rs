@@ -1,0 +1,124 @@
+//! The command line. Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable.
+
+mod client;
+mod commands;
+mod table;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, DataArgs, ServeArgs};
+use crate::serve::serve;
+use client::CallError;
+use commands::{CampaignCommand, ClaimArgs, TokenArgs};
+
+const DONE: u8 = 0;
+const REFUSED: u8 = 1;
+const USAGE: u8 = 2;
+const UNAVAILABLE: u8 = 3;
+
+/// Gives away a limited thing to a stampede, exactly up to its limits.
+#[derive(Debug, Parser)]
+#[command(name = "claimgate", version, about, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run core
+    Serve(Box<ServeArgs>),
+    /// Create, list, show and change campaigns of a running core
+    #[command(subcommand)]
+    Campaign(CampaignCommand),
+    /// Claim for a user
+    Claim(ClaimArgs),
+    /// Make a user's token, as the edge takes it
+    Token(TokenArgs),
+}
+
+/// What every command that talks to a core takes.
+#[derive(Debug, Clone, Args)]
+pub struct CallArgs {
+    /// Answer as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    /// Address of core's internal API
+    #[arg(
+        long,
+        env = "CLAIMGATE_LISTEN",
+        default_value = "127.0.0.1:8080",
+        value_name = "ADDRESS",
+        global = true
+    )]
+    listen: String,
+    /// Address of core's admin API
+    #[arg(
+        long,
+        env = "CLAIMGATE_ADMIN_LISTEN",
+        default_value = "127.0.0.1:8081",
+        value_name = "ADDRESS",
+        global = true
+    )]
+    admin_listen: String,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+impl Cli {
+    /// Runs the command.
+    pub fn run(self) -> ExitCode {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return fail(UNAVAILABLE, &error),
+        };
+        match self.command {
+            Command::Serve(args) => run_core(&runtime, &args),
+            Command::Campaign(command) => finish(runtime.block_on(command.run())),
+            Command::Claim(args) => finish(runtime.block_on(args.run())),
+            Command::Token(args) => finish(args.run()),
+        }
+    }
+}
+
+fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
+    start_log(args.log_json);
+    let config = match Config::load(args) {
+        Ok(config) => config,
+        Err(error) => return fail(USAGE, &error),
+    };
+    match runtime.block_on(serve(config)) {
+        Ok(()) => ExitCode::from(DONE),
+        Err(error) => fail(UNAVAILABLE, &format_args!("{error:#}")),
+    }
+}
+
+/// Logs go to standard error: `RUST_LOG` says how much.
+fn start_log(json: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,sqlx=warn"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    if json { log.json().init() } else { log.init() }
+}
+
+fn finish(result: Result<(), CallError>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::from(DONE),
+        Err(error) => fail(error.exit_status(), &error),
+    }
+}
+
+#[allow(clippy::print_stderr)] // this is the command line's own voice
+fn fail(status: u8, error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("claimgate: {error}");
+    ExitCode::from(status)
+}

@@ -1,0 +1,348 @@
+//! Core's configuration: flags and environment. A wrong value ends the start with one line that names the variable.
+
+use std::fmt;
+use std::fs;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use claimgate_shared::signature::{NamedKey, SecretKey};
+use claimgate_shared::user_token::UserTokens;
+use clap::Args;
+
+use crate::http::auth::{Caller, Tokens};
+
+/// Events that may wait for SQL per campaign before new claims are put off.
+const BACKLOG_DEFAULT: u64 = 1_000_000;
+/// The shortest token of a back end, in characters.
+const TOKEN_CHARS_MIN: usize = 32;
+
+/// What is wrong with the configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("{variable}: {problem}")]
+pub struct ConfigError {
+    variable: &'static str,
+    problem: String,
+}
+
+fn wrong(variable: &'static str, problem: impl fmt::Display) -> ConfigError {
+    ConfigError {
+        variable,
+        problem: problem.to_string(),
+    }
+}
+
+/// Where core keeps its files; also where the command line finds the secrets of a core on this machine.
+#[derive(Debug, Clone, Args)]
+pub struct DataArgs {
+    /// Folder of the embedded Redis' file, the SQLite file and generated secrets
+    #[arg(
+        long,
+        env = "CLAIMGATE_DATA_DIR",
+        default_value = "./data",
+        value_name = "FOLDER",
+        global = true
+    )]
+    pub data_dir: PathBuf,
+}
+
+/// `claimgate serve`: each flag has its variable.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Address of the internal API
+    #[arg(
+        long,
+        env = "CLAIMGATE_LISTEN",
+        default_value = "127.0.0.1:8080",
+        value_name = "ADDRESS"
+    )]
+    listen: String,
+    /// Address of the admin API and of metrics: keep it private
+    #[arg(
+        long,
+        env = "CLAIMGATE_ADMIN_LISTEN",
+        default_value = "127.0.0.1:8081",
+        value_name = "ADDRESS"
+    )]
+    admin_listen: String,
+    /// A Redis of your own (redis://, rediss://, unix://); without it core runs one itself
+    #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
+    redis_url: Option<String>,
+    /// Memory limit of the embedded Redis, in MiB [default: half of the machine's]
+    #[arg(long, env = "CLAIMGATE_REDIS_MAXMEMORY_MIB", value_name = "MIB")]
+    redis_maxmemory_mib: Option<String>,
+    /// Where claims are registered (postgres://…) [default: a SQLite file in the data folder]
+    #[arg(
+        long,
+        env = "CLAIMGATE_DATABASE_URL",
+        value_name = "URL",
+        hide_env_values = true
+    )]
+    database_url: Option<String>,
+    /// Events that may wait for SQL per campaign before new claims get 503 [default: 1000000]
+    #[arg(long, env = "CLAIMGATE_OUTBOX_MAX", value_name = "EVENTS")]
+    outbox_max: Option<String>,
+    /// The most requests handled at once; further ones get 503 [default: 4096]
+    #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
+    concurrency_max: Option<String>,
+    /// Log lines as JSON instead of text
+    #[arg(long, env = "CLAIMGATE_LOG_JSON")]
+    pub log_json: bool,
+    #[command(flatten)]
+    data: DataArgs,
+}
+
+/// Everything `serve` needs, checked.
+#[derive(Debug)]
+pub struct Config {
+    /// Internal API.
+    pub listen: SocketAddr,
+    /// Admin API and metrics.
+    pub admin_listen: SocketAddr,
+    /// The data folder, absolute; it exists.
+    pub data_dir: PathBuf,
+    /// A Redis of the operator's; `None` runs the embedded one.
+    pub redis_url: Option<String>,
+    /// For the embedded Redis.
+    pub redis_password: String,
+    /// For the embedded Redis, in bytes.
+    pub redis_maxmemory_bytes: u64,
+    /// The register's address.
+    pub database_url: String,
+    /// Events.
+    pub outbox_max: u64,
+    /// Requests.
+    pub concurrency_max: usize,
+    /// Who may call.
+    pub tokens: Tokens,
+    /// Keys the edge may sign with.
+    pub edge_keys: Vec<NamedKey>,
+}
+
+impl Config {
+    /// Checks everything, makes the data folder, and generates what is generated once.
+    pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
+        let data_dir = make_data_dir(&args.data.data_dir)?;
+        let admin = admin_token(&data_dir)?;
+        // The edge's key for users is not core's to use, but made here so that both find the same one.
+        user_tokens(&data_dir)?;
+        Ok(Self {
+            listen: address("CLAIMGATE_LISTEN", &args.listen)?,
+            admin_listen: address("CLAIMGATE_ADMIN_LISTEN", &args.admin_listen)?,
+            redis_url: args.redis_url.as_deref().map(redis_url).transpose()?,
+            redis_password: generated(&data_dir, "redis.password", random_text)?,
+            redis_maxmemory_bytes: match &args.redis_maxmemory_mib {
+                Some(mib) => number::<u64>("CLAIMGATE_REDIS_MAXMEMORY_MIB", mib)?.saturating_mul(1 << 20),
+                None => half_of_memory(),
+            },
+            database_url: database_url(args.database_url.as_deref(), &data_dir)?,
+            outbox_max: optional(
+                "CLAIMGATE_OUTBOX_MAX",
+                args.outbox_max.as_deref(),
+                BACKLOG_DEFAULT,
+            )?,
+            concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
+            tokens: tokens(&admin)?,
+            edge_keys: edge_keys(&data_dir)?,
+            data_dir,
+        })
+    }
+}
+
+fn address(variable: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
+    text.parse().map_err(|_| {
+        wrong(
+            variable,
+            format!("must be address:port, such as 127.0.0.1:8080, not '{text}'"),
+        )
+    })
+}
+
+fn number<T: std::str::FromStr + PartialOrd + From<u8>>(
+    variable: &'static str,
+    text: &str,
+) -> Result<T, ConfigError> {
+    match text.parse::<T>() {
+        Ok(number) if number >= T::from(1) => Ok(number),
+        _ => Err(wrong(
+            variable,
+            format!("must be a whole number from 1 on, not '{text}'"),
+        )),
+    }
+}
+
+fn optional<T: std::str::FromStr + PartialOrd + From<u8>>(
+    variable: &'static str,
+    text: Option<&str>,
+    default: T,
+) -> Result<T, ConfigError> {
+    text.map_or(Ok(default), |text| number(variable, text))
+}
+
+fn redis_url(text: &str) -> Result<String, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_REDIS_URL";
+    let scheme = text.split(':').next().unwrap_or_default();
+    if scheme.contains("sentinel") || scheme.contains("cluster") {
+        let problem = "Sentinel and Cluster are not supported: give the address of one primary (redis://, rediss://, unix://)";
+        return Err(wrong(VARIABLE, problem));
+    }
+    redis::Client::open(text).map(|_| text.to_owned()).map_err(|_| {
+        wrong(
+            VARIABLE,
+            "must be redis://, rediss:// or unix://, with user and password where needed",
+        )
+    })
+}
+
+fn database_url(text: Option<&str>, data_dir: &Path) -> Result<String, ConfigError> {
+    match text {
+        None => Ok(crate::archive::sqlite_url(&data_dir.join("claimgate.sqlite"))),
+        Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => Ok(url.to_owned()),
+        Some(_) => Err(wrong(
+            "CLAIMGATE_DATABASE_URL",
+            "must be postgres://…, or unset for SQLite in the data folder",
+        )),
+    }
+}
+
+/// A secret from `NAME`, or from the file that `NAME_FILE` names.
+fn secret(variable: &'static str) -> Result<Option<String>, ConfigError> {
+    if let Ok(text) = std::env::var(variable) {
+        return Ok(Some(text));
+    }
+    match std::env::var_os(format!("{variable}_FILE")) {
+        None => Ok(None),
+        Some(file) => fs::read_to_string(&file)
+            .map(|text| Some(text.trim_end().to_owned()))
+            .map_err(|error| wrong(variable, format!("its file {}: {error}", file.display()))),
+    }
+}
+
+/// The admin token: from the environment, or made once in the data folder.
+pub fn admin_token(data_dir: &Path) -> Result<String, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_ADMIN_TOKEN";
+    match secret(VARIABLE)? {
+        Some(token) if token.len() < TOKEN_CHARS_MIN => Err(wrong(
+            VARIABLE,
+            format!("must be at least {TOKEN_CHARS_MIN} characters"),
+        )),
+        Some(token) => Ok(token),
+        None => generated(data_dir, "admin.token", random_text),
+    }
+}
+
+fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_API_TOKENS";
+    let mut tokens = Tokens::default();
+    tokens.add(Caller::Admin, admin);
+    for item in secret(VARIABLE)?
+        .iter()
+        .flat_map(|list| list.split(','))
+        .filter(|item| !item.is_empty())
+    {
+        let (name, token) = item
+            .split_once(':')
+            .filter(|(name, token)| !name.is_empty() && token.len() >= TOKEN_CHARS_MIN)
+            .ok_or_else(|| {
+                wrong(
+                    VARIABLE,
+                    format!(
+                        "must be name:token[,name:token], each token at least {TOKEN_CHARS_MIN} characters"
+                    ),
+                )
+            })?;
+        tokens.add(Caller::BackEnd(name.to_owned()), token);
+    }
+    Ok(tokens)
+}
+
+fn edge_keys(data_dir: &Path) -> Result<Vec<NamedKey>, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_EDGE_KEYS";
+    let list = match secret(VARIABLE)? {
+        Some(list) => list,
+        None => generated(data_dir, "edge.key", || Ok(format!("k1:{}", random_text()?)))?,
+    };
+    list.split(',')
+        .map(|item| item.parse().map_err(|error| wrong(VARIABLE, error)))
+        .collect()
+}
+
+/// What user tokens are signed with and must say.
+pub fn user_tokens(data_dir: &Path) -> Result<UserTokens, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_USER_JWT_KEY";
+    let text = match secret(VARIABLE)? {
+        Some(text) => text,
+        None => generated(data_dir, "user-jwt.key", random_text)?,
+    };
+    let or_default = |variable| std::env::var(variable).unwrap_or_else(|_| "claimgate".to_owned());
+    Ok(UserTokens {
+        key: text
+            .parse::<SecretKey>()
+            .map_err(|error| wrong(VARIABLE, error))?,
+        issuer: or_default("CLAIMGATE_USER_JWT_ISS"),
+        audience: or_default("CLAIMGATE_USER_JWT_AUD"),
+    })
+}
+
+fn make_data_dir(folder: &Path) -> Result<PathBuf, ConfigError> {
+    let failed = |error| wrong("CLAIMGATE_DATA_DIR", format!("{}: {error}", folder.display()));
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(failed)?;
+    folder.canonicalize().map_err(failed)
+}
+
+/// The text of a file of the data folder, made with `make` when there is none; nobody else can read it.
+fn generated(
+    data_dir: &Path,
+    name: &str,
+    make: impl FnOnce() -> Result<String, getrandom::Error>,
+) -> Result<String, ConfigError> {
+    let file = data_dir.join(name);
+    let failed =
+        |error: &dyn fmt::Display| wrong("CLAIMGATE_DATA_DIR", format!("{}: {error}", file.display()));
+    match fs::read_to_string(&file) {
+        Ok(text) => return Ok(text.trim_end().to_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(&error)),
+    }
+    let text = make().map_err(|error| failed(&error))?;
+    let mut open = fs::OpenOptions::new();
+    let mut handle = open
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&file)
+        .map_err(|error| failed(&error))?;
+    handle
+        .write_all(text.as_bytes())
+        .and_then(|()| handle.sync_all())
+        .map_err(|error| failed(&error))?;
+    Ok(text)
+}
+
+/// 32 random bytes as base64url.
+fn random_text() -> Result<String, getrandom::Error> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes)?;
+    Ok(URL_SAFE_NO_PAD.encode(bytes))
+}
+
+/// Half of the machine's memory, in bytes; 1 GiB where it cannot be told.
+fn half_of_memory() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total_kib = info.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
+    total_kib.map_or(1 << 30, |kib| kib * 1024 / 2)
+}

@@ -1,0 +1,218 @@
+//! Many callers, few calls: the claims that wait for a campaign go to Redis together.
+//!
+//! Each campaign has a lane. While its calls are under way the lane fills; when one returns, all that waits goes in
+//! the next. There is no timer: an idle lane sends at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Outcome, Quantity, Timestamp};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::campaigns::Known;
+use crate::ledger::scripts::{Decided, Verdict};
+use crate::ledger::{Ledger, LedgerError};
+use crate::metrics;
+
+/// The most claims that one call decides.
+pub const BATCH_MAX: usize = 256;
+/// Calls of one campaign under way at once: while Redis works on one, the next is on its way.
+const CALLS_MAX: usize = 2;
+/// The most claims that may wait for one campaign; further ones are turned away untried.
+const WAITING_MAX: usize = 8192;
+
+/// What was decided on a claim, and under which rules.
+#[derive(Debug)]
+pub struct Decision {
+    /// What was decided.
+    pub outcome: Outcome,
+    /// Units left of `total` after it.
+    pub remaining: Option<u32>,
+    /// The campaign's version.
+    pub version: u64,
+}
+
+/// Why a claim was not decided, or not known to be.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum GateError {
+    /// Too many wait already; nothing was tried.
+    #[error("too many claims are waiting")]
+    Overloaded,
+    /// Redis gave no decision.
+    #[error(transparent)]
+    Ledger(#[from] Arc<LedgerError>),
+    /// The lane went away with the claim: core is stopping.
+    #[error("core is stopping")]
+    Stopped,
+}
+
+/// Decides claims, in batches.
+#[derive(Debug)]
+pub struct Gate {
+    ledger: Arc<Ledger>,
+    lanes: Mutex<HashMap<CampaignId, mpsc::Sender<Waiting>>>,
+}
+
+/// A claim that waits for its decision.
+#[derive(Debug)]
+struct Waiting {
+    id: ClaimId,
+    quantity: Quantity,
+    since: Instant,
+    answer: oneshot::Sender<Result<Decision, GateError>>,
+}
+
+impl Gate {
+    /// A gate in front of `ledger`.
+    pub fn new(ledger: Arc<Ledger>) -> Self {
+        Self {
+            ledger,
+            lanes: Mutex::default(),
+        }
+    }
+
+    /// Decides one claim. Once it is handed over it is decided even when the caller goes away.
+    pub async fn claim(&self, known: &Arc<Known>, request: &ClaimRequest) -> Result<Decision, GateError> {
+        let (answer, decision) = oneshot::channel();
+        let waiting = Waiting {
+            id: request.claim_id(),
+            quantity: request.quantity,
+            since: Instant::now(),
+            answer,
+        };
+        self.lane(known, &request.campaign_id)
+            .try_send(waiting)
+            .map_err(|error| match error {
+                mpsc::error::TrySendError::Full(_) => GateError::Overloaded,
+                mpsc::error::TrySendError::Closed(_) => GateError::Stopped,
+            })?;
+        decision.await.map_err(|_| GateError::Stopped)?
+    }
+
+    fn lane(&self, known: &Arc<Known>, id: &CampaignId) -> mpsc::Sender<Waiting> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lane) = lanes.get(id) {
+            return lane.clone();
+        }
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        tokio::spawn(run_lane(Arc::clone(&self.ledger), Arc::clone(known), receiver));
+        lanes.insert(id.clone(), sender.clone());
+        sender
+    }
+}
+
+async fn run_lane(ledger: Arc<Ledger>, known: Arc<Known>, mut lane: mpsc::Receiver<Waiting>) {
+    let calls = Arc::new(Semaphore::new(CALLS_MAX));
+    // The permit comes first: what arrives while all calls are under way goes in the next one, together.
+    while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
+        let mut batch = Vec::new();
+        if lane.recv_many(&mut batch, BATCH_MAX).await == 0 {
+            return;
+        }
+        let (ledger, known) = (Arc::clone(&ledger), Arc::clone(&known));
+        tokio::spawn(async move {
+            decide(&ledger, &known, batch).await;
+            drop(permit);
+        });
+    }
+}
+
+/// Decides a batch and answers everyone in it.
+async fn decide(ledger: &Ledger, known: &Known, mut batch: Vec<Waiting>) {
+    while !batch.is_empty() {
+        metrics::batch(batch.len());
+        let entries: Vec<_> = batch
+            .iter()
+            .map(|waiting| (waiting.id.clone(), waiting.quantity.get()))
+            .collect();
+        match ledger.claim(known, &entries).await {
+            // Holds that were due have come back; whoever has to ask again does so now, and something came back
+            // for each time round.
+            Ok(decided) => batch = answer(batch, &decided),
+            Err(error) => {
+                let error = Arc::new(error);
+                for waiting in batch.drain(..) {
+                    metrics::undecided(&error);
+                    let _ = waiting.answer.send(Err(GateError::Ledger(Arc::clone(&error))));
+                }
+            }
+        }
+    }
+}
+
+/// Answers a decided batch; returns whoever has to ask again.
+fn answer(batch: Vec<Waiting>, decided: &Decided) -> Vec<Waiting> {
+    let mut again = Vec::new();
+    for (waiting, verdict) in batch.into_iter().zip(&decided.verdicts) {
+        let decision = match *verdict {
+            Verdict::Again => {
+                again.push(waiting);
+                continue;
+            }
+            Verdict::Full => Err(GateError::Overloaded),
+            Verdict::Denied(denial) => Ok(decision(decided, Outcome::Denied(denial), 0)),
+            Verdict::Taken {
+                sequence,
+                expires_at: None,
+                taken,
+            } => {
+                let claim = waiting.claim(ClaimStatus::Granted, sequence, decided.now, None);
+                Ok(decision(decided, Outcome::Granted(claim), taken))
+            }
+            Verdict::Taken {
+                sequence,
+                expires_at,
+                taken,
+            } => {
+                let claim = waiting.claim(ClaimStatus::Held, sequence, decided.now, expires_at);
+                Ok(decision(decided, Outcome::Held(claim), taken))
+            }
+            Verdict::Replayed {
+                status,
+                sequence,
+                claimed_at,
+                expires_at,
+                taken,
+            } => {
+                let claim = waiting.claim(status, sequence, claimed_at, expires_at);
+                Ok(decision(decided, Outcome::Replayed(claim), taken))
+            }
+        };
+        metrics::decided(decision.as_ref().ok(), waiting.since.elapsed());
+        // Nobody there any more is no failure: the claim stands, and a retry finds it.
+        let _ = waiting.answer.send(decision);
+    }
+    again
+}
+
+fn decision(decided: &Decided, outcome: Outcome, taken: u64) -> Decision {
+    let left = |total| u32::try_from(u64::from(total).saturating_sub(taken)).unwrap_or(u32::MAX);
+    Decision {
+        outcome,
+        remaining: decided.total.map(left),
+        version: decided.version,
+    }
+}
+
+impl Waiting {
+    fn claim(
+        &self,
+        status: ClaimStatus,
+        sequence: u64,
+        claimed_at: Timestamp,
+        expires_at: Option<Timestamp>,
+    ) -> Claim {
+        Claim {
+            id: self.id.clone(),
+            campaign_id: self.id.campaign.clone(),
+            user_id: self.id.user.clone(),
+            quantity: self.quantity,
+            status,
+            sequence,
+            claimed_at,
+            expires_at,
+            persisted: None,
+        }
+    }
+}

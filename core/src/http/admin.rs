@@ -1,0 +1,417 @@
+//! Campaigns, for admins.
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, Request, State};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use claimgate_shared::campaign::Switch;
+use claimgate_shared::problem::ProblemFields;
+use claimgate_shared::{CampaignId, CampaignView, ClaimStatus, Code, Problem, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::claims::{last_segment, undecided};
+use super::exchange::{Answer, json, read_json};
+use crate::app::App;
+use crate::archive::{ArchiveError, Change, Changed, ClaimRow};
+use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
+use crate::clock;
+
+const PAGE_DEFAULT: u32 = 100;
+const PAGE_MAX: u32 = 1000;
+
+/// A campaign with what only admins see.
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AdminView {
+    /// What everybody sees.
+    #[serde(flatten)]
+    pub campaign: CampaignView,
+    /// For how long claims are held before they must be confirmed; `null` grants at once.
+    pub hold_seconds: Option<u32>,
+    /// Whether claims can be decided; without it the counters are `null`, and so is `remaining`.
+    pub ready: bool,
+    /// Units taken.
+    pub taken: Option<u64>,
+    /// The last sequence given.
+    pub sequence: Option<u64>,
+    /// Raised by every rebuild of the counters.
+    pub epoch: u64,
+    /// Events that wait for SQL.
+    pub backlog: Option<u64>,
+}
+
+/// A page of a list.
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Page<T> {
+    /// The page.
+    pub items: Vec<T>,
+    /// Where the next page begins; `null` on the last.
+    pub next_cursor: Option<String>,
+}
+
+/// Which page.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+pub struct PageQuery {
+    /// At most so many, 1 to 1000; 100 when left out.
+    limit: Option<u32>,
+    /// The `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+impl PageQuery {
+    fn parse(uri: &Uri) -> Result<Self, Problem> {
+        let Query(query) =
+            Query::<Self>::try_from_uri(uri).map_err(|error| Problem::invalid("query", error.body_text()))?;
+        Ok(query)
+    }
+
+    fn limit(&self) -> Result<u32, Problem> {
+        match self.limit.unwrap_or(PAGE_DEFAULT) {
+            limit @ 1..=PAGE_MAX => Ok(limit),
+            _ => Err(Problem::invalid("limit", "must be from 1 to 1000")),
+        }
+    }
+}
+
+/// A claim in a list.
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ClaimItem {
+    /// The claim's id.
+    pub id: String,
+    /// Who claimed.
+    pub user_id: String,
+    /// Units.
+    pub quantity: u32,
+    /// Where it stands.
+    pub status: ClaimStatus,
+    /// Its place.
+    pub sequence: u64,
+    /// The calendar day it counts on, in the campaign's time zone.
+    pub day: String,
+    /// When it was decided.
+    pub claimed_at: Timestamp,
+    /// When it came to stand so.
+    pub updated_at: Timestamp,
+}
+
+impl From<ClaimRow> for ClaimItem {
+    fn from(row: ClaimRow) -> Self {
+        Self {
+            id: row.claim.id.to_string(),
+            user_id: row.claim.user_id.to_string(),
+            quantity: row.claim.quantity.get(),
+            status: row.claim.status,
+            sequence: row.claim.sequence,
+            day: day_text(row.day),
+            claimed_at: row.claim.claimed_at,
+            updated_at: row.updated_at,
+        }
+    }
+}
+
+/// Creates a campaign.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns", tag = "admin", request_body = NewCampaign,
+    responses(
+        (status = 201, description = "Created", body = AdminView),
+        (status = 200, description = "An identical one exists", body = AdminView),
+        (status = "default", description = "409 campaign_exists and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn create(State(app): State<App>, request: Request) -> Answer {
+    let (parts, body) = read_json(request).await?;
+    let campaign = NewCampaign::parse(&body)?;
+    let caller = app.gatekeeper.admin(&parts.headers)?;
+    let change = Change {
+        who: caller.name(),
+        what: "create",
+        at: clock::now(),
+    };
+    let found = app
+        .archive
+        .create(&campaign, change)
+        .await
+        .map_err(|error| app.sql_failed(&error))?;
+    let id = campaign.id.clone();
+    match found {
+        None => {
+            app.opened(campaign).await.map_err(|error| undecided(&error))?;
+            json(StatusCode::CREATED, &view(&app, id.as_str()).await?)
+        }
+        Some(found) if found.same_rules(&campaign) => json(StatusCode::OK, &view(&app, id.as_str()).await?),
+        Some(_) => Err(Problem::new(Code::CampaignExists, "another campaign has this id").into()),
+    }
+}
+
+/// Lists campaigns in the order of their ids.
+#[utoipa::path(
+    get, path = "/admin/v1/campaigns", tag = "admin", params(PageQuery),
+    responses(
+        (status = 200, description = "A page", body = Page<AdminView>),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn list(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    app.gatekeeper.admin(&headers)?;
+    let query = PageQuery::parse(&uri)?;
+    let limit = query.limit()?;
+    let after = query.cursor.unwrap_or_default();
+    let campaigns = app
+        .archive
+        .campaigns(&after, limit)
+        .await
+        .map_err(|error| app.sql_failed(&error))?;
+    let full = campaigns.len() == usize::try_from(limit).unwrap_or(usize::MAX);
+    let next_cursor = campaigns.last().filter(|_| full).map(|last| last.id.to_string());
+    let mut items = Vec::with_capacity(campaigns.len());
+    for campaign in campaigns {
+        items.push(view(&app, campaign.id.as_str()).await?);
+    }
+    json(StatusCode::OK, &Page { items, next_cursor })
+}
+
+/// Shows a campaign with its live counters.
+#[utoipa::path(
+    get, path = "/admin/v1/campaigns/{id}", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "The campaign", body = AdminView),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn get(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    app.gatekeeper.admin(&headers)?;
+    json(StatusCode::OK, &view(&app, last_segment(&uri)).await?)
+}
+
+/// Changes name, window or limits.
+#[utoipa::path(
+    patch, path = "/admin/v1/campaigns/{id}", tag = "admin", params(("id" = CampaignId, Path)),
+    request_body = CampaignPatch,
+    responses(
+        (status = 200, description = "Changed; counts from the next decision on", body = AdminView),
+        (status = "default", description = "409 version_conflict and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn update(State(app): State<App>, request: Request) -> Answer {
+    let (parts, body) = read_json(request).await?;
+    let patch = CampaignPatch::parse(&body)?;
+    let caller = app.gatekeeper.admin(&parts.headers)?;
+    let before = app.register(last_segment(&parts.uri)).await?;
+    if before.version != patch.version {
+        return Err(conflict(&before).into());
+    }
+    let after = patch.apply(&before)?;
+    change(&app, caller.name(), "update", &before, after).await
+}
+
+/// Stops claims until resumed.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/pause", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "Paused", body = AdminView),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn pause(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    switch(&app, &id, &headers, Switch::Paused, "pause").await
+}
+
+/// Lets claims in again.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/resume", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "On", body = AdminView),
+        (status = "default", description = "409 campaign_ended and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn resume(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    switch(&app, &id, &headers, Switch::On, "resume").await
+}
+
+/// Ends a campaign for good.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/end", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "Ended", body = AdminView),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn end(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    switch(&app, &id, &headers, Switch::Ended, "end").await
+}
+
+/// Lists a campaign's claims in the order of their sequence; `Accept: text/csv` streams all of them.
+#[utoipa::path(
+    get, path = "/admin/v1/campaigns/{id}/claims", tag = "admin",
+    params(("id" = CampaignId, Path), PageQuery),
+    responses(
+        (status = 200, description = "A page as SQL has it", content(
+            (Page<ClaimItem> = "application/json"), (String = "text/csv"),
+        )),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn claims(State(app): State<App>, Path(id): Path<String>, uri: Uri, headers: HeaderMap) -> Answer {
+    app.gatekeeper.admin(&headers)?;
+    let campaign = app.register(&id).await?;
+    let query = PageQuery::parse(&uri)?;
+    let after = query
+        .cursor
+        .as_deref()
+        .unwrap_or("0")
+        .parse()
+        .map_err(|_| Problem::invalid("cursor", "is not one of ours"))?;
+    let limit = query.limit()?;
+    if headers
+        .get(ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("text/csv"))
+    {
+        return Ok(csv(&app, campaign.id, after));
+    }
+    let page = app
+        .archive
+        .claims(&campaign.id, after, limit)
+        .await
+        .map_err(|error| app.sql_failed(&error))?;
+    let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
+    json(
+        StatusCode::OK,
+        &Page {
+            items,
+            next_cursor: page.next.map(|next| next.to_string()),
+        },
+    )
+}
+
+fn csv(app: &App, id: CampaignId, after: u64) -> Response {
+    let archive = app.archive.clone();
+    let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
+        let (archive, id) = (archive.clone(), id.clone());
+        async move {
+            let Some((after, first)) = from else {
+                return Ok::<_, CsvError>(None);
+            };
+            let page = archive.claims(&id, after, PAGE_MAX).await?;
+            let next = page.next.map(|next| (next, false));
+            Ok(Some((csv_text(page.rows, first)?, next)))
+        }
+    });
+    (
+        [(CONTENT_TYPE, "text/csv; charset=utf-8")],
+        Body::from_stream(pages),
+    )
+        .into_response()
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CsvError {
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    #[error(transparent)]
+    Csv(#[from] csv::Error),
+    #[error(transparent)]
+    Buffer(#[from] Box<csv::IntoInnerError<csv::Writer<Vec<u8>>>>),
+}
+
+fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
+    let mut writer = csv::WriterBuilder::new()
+        .has_headers(false)
+        .from_writer(Vec::new());
+    if first {
+        writer.write_record([
+            "id",
+            "user_id",
+            "quantity",
+            "status",
+            "sequence",
+            "day",
+            "claimed_at",
+            "updated_at",
+        ])?;
+    }
+    for row in rows {
+        writer.serialize(ClaimItem::from(row))?;
+    }
+    Ok(writer.into_inner().map_err(Box::new)?.into())
+}
+
+async fn switch(app: &App, id: &str, headers: &HeaderMap, to: Switch, what: &str) -> Answer {
+    let caller = app.gatekeeper.admin(headers)?;
+    let before = app.register(id).await?;
+    if before.switch == Switch::Ended && to != Switch::Ended {
+        return Err(Problem::new(Code::CampaignEnded, "an ended campaign stays ended").into());
+    }
+    let version = if before.switch == to {
+        before.version
+    } else {
+        before.version + 1
+    };
+    let after = Campaign {
+        switch: to,
+        version,
+        ..before.clone()
+    };
+    change(app, caller.name(), what, &before, after).await
+}
+
+/// Writes a change to SQL, then to Redis, where it counts from the next decision on.
+async fn change(app: &App, who: &str, what: &str, before: &Campaign, after: Campaign) -> Answer {
+    let changed = if after.version == before.version {
+        after
+    } else {
+        let change = Change {
+            who,
+            what,
+            at: clock::now(),
+        };
+        let written = app.archive.change(before.version, &after, change).await;
+        match written.map_err(|error| app.sql_failed(&error))? {
+            Some(Changed::Done(campaign)) => campaign,
+            Some(Changed::Conflict(now)) => return Err(conflict(&now).into()),
+            None => return Err(App::no_such_campaign().into()),
+        }
+    };
+    let id = changed.id.clone();
+    app.changed(changed).await.map_err(|error| undecided(&error))?;
+    json(StatusCode::OK, &view(app, id.as_str()).await?)
+}
+
+fn conflict(now: &Campaign) -> Problem {
+    let mut problem = Problem::new(
+        Code::VersionConflict,
+        format!("the campaign is at version {}", now.version),
+    );
+    problem.members.version = Some(now.version);
+    problem
+}
+
+/// The campaign with its live counters, or, while these cannot be had, without.
+async fn view(app: &App, id: &str) -> Result<AdminView, Problem> {
+    let known = app.known_by_text(id).await?;
+    let counters = match app.ledger.find(&known, None).await {
+        Ok((counters, _)) => Some(counters),
+        Err(error) => {
+            tracing::warn!(%error, campaign = id, "no live counters");
+            None
+        }
+    };
+    let rules = known.campaign();
+    let mut campaign = rules.view(
+        counters.map_or(0, |now| now.taken),
+        counters.map_or_else(clock::now, |now| now.now),
+    );
+    if counters.is_none() {
+        campaign.remaining = None;
+    }
+    Ok(AdminView {
+        campaign,
+        hold_seconds: rules.hold_seconds.map(std::num::NonZeroU32::get),
+        ready: counters.is_some(),
+        taken: counters.map(|now| now.taken),
+        sequence: counters.map(|now| now.sequence),
+        epoch: rules.epoch,
+        backlog: counters.map(|now| now.backlog),
+    })
+}

@@ -1,0 +1,217 @@
+//! Claims, for the edge and for back ends.
+
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, request};
+use claimgate_shared::claim::{ClaimFields, ClaimLookup};
+use claimgate_shared::problem::ProblemFields;
+use claimgate_shared::signature::SignedParts;
+use claimgate_shared::{
+    CampaignView, Claim, ClaimId, ClaimReply, ClaimRequest, Code, Outcome, Problem, Quantity,
+};
+
+use super::auth::Caller;
+use super::exchange::{Answer, json, read_json};
+use crate::app::App;
+use crate::gate::GateError;
+use crate::ledger::LedgerError;
+use crate::ledger::scripts::Record;
+
+/// The longest a caller waits for a decision; the edge gives core 2 s in all.
+const DECISION_WAIT: Duration = Duration::from_millis(1500);
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// Decides a claim.
+#[utoipa::path(
+    post, path = "/internal/v1/claims", tag = "internal",
+    request_body = ClaimFields,
+    responses(
+        (status = 201, description = "Granted, or held", body = ClaimReply),
+        (status = 200, description = "The same key asked again: the same claim as it stands", body = ClaimReply),
+        (status = "default", description = "A denial or another problem", body = ProblemFields),
+    ),
+)]
+pub async fn claim(State(app): State<App>, request: Request) -> Answer {
+    let (parts, body) = read_json(request).await?;
+    let request = ClaimRequest::parse(&body)?;
+    let caller = caller(&app, &parts, &body, request.idempotency_key.as_str())?;
+    caller.may_act_for(&request.user_id)?;
+    let known = app.known(&request.campaign_id).await?;
+    let decision = tokio::time::timeout(DECISION_WAIT, app.gate.claim(&known, &request))
+        .await
+        .map_err(|_| unknown_outcome())?
+        .map_err(|error| refused(&error))?;
+    let version = decision.version;
+    let reply = |claim| ClaimReply {
+        claim,
+        remaining: decision.remaining,
+        version,
+    };
+    match decision.outcome {
+        Outcome::Granted(claim) | Outcome::Held(claim) => json(StatusCode::CREATED, &reply(claim)),
+        Outcome::Replayed(claim) => {
+            let mut response = json(StatusCode::OK, &reply(claim))?;
+            response
+                .headers_mut()
+                .insert(REPLAYED, HeaderValue::from_static("true"));
+            Ok(response)
+        }
+        Outcome::Denied(denial) => Err(denial.problem(version).into()),
+    }
+}
+
+/// Looks a claim up.
+#[utoipa::path(
+    get, path = "/internal/v1/claims/{claim_id}", tag = "internal",
+    params(("claim_id" = ClaimId, Path)),
+    responses(
+        (status = 200, description = "The claim as it stands, and whether SQL holds it so", body = ClaimLookup),
+        (status = "default", description = "404 and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn look_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    let caller = reader(&app, &uri, &headers)?;
+    let id: ClaimId = last_segment(&uri).parse().map_err(|_| no_such_claim())?;
+    // Missing or not yours: the same answer.
+    caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
+    let known = app
+        .known(&id.campaign)
+        .await
+        .map_err(|problem| match problem.code {
+            Code::CampaignNotFound => no_such_claim(),
+            _ => problem,
+        })?;
+    let (_, record) = app
+        .ledger
+        .find(&known, Some(&id))
+        .await
+        .map_err(|error| undecided(&error))?;
+    let row = app
+        .archive
+        .claim(&id)
+        .await
+        .map_err(|error| app.sql_failed(&error))?;
+    let epoch = known.campaign().epoch;
+    let claim = match (record, row) {
+        (Some(record), row) => {
+            let persisted = row.is_some_and(|row| row.age >= (epoch, u64::from(record.revision)));
+            standing(id, &record, persisted)?
+        }
+        (None, Some(row)) => Claim {
+            persisted: Some(true),
+            ..row.claim
+        },
+        (None, None) => return Err(no_such_claim().into()),
+    };
+    json(StatusCode::OK, &ClaimLookup { claim })
+}
+
+/// Shows a campaign.
+#[utoipa::path(
+    get, path = "/internal/v1/campaigns/{id}", tag = "internal",
+    params(("id" = claimgate_shared::CampaignId, Path)),
+    responses(
+        (status = 200, description = "The campaign", body = CampaignView),
+        (status = "default", description = "404 and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn campaign(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    reader(&app, &uri, &headers)?;
+    let known = app.known_by_text(last_segment(&uri)).await?;
+    let (counters, _) = app
+        .ledger
+        .find(&known, None)
+        .await
+        .map_err(|error| undecided(&error))?;
+    let campaign = app.at_least(&known, counters.version).await?;
+    json(StatusCode::OK, &campaign.view(counters.taken, counters.now))
+}
+
+fn caller(app: &App, parts: &request::Parts, body: &[u8], idempotency_key: &str) -> Result<Caller, Problem> {
+    let content_type = parts
+        .headers
+        .get("content-type")
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let signed = SignedParts {
+        method: parts.method.as_str(),
+        path_and_query: parts.uri.path_and_query().map_or("", |path| path.as_str()),
+        content_type,
+        body,
+        user: "",
+        client_ip: "",
+        idempotency_key,
+    };
+    app.gatekeeper.caller(&parts.headers, signed)
+}
+
+/// The caller of a call without a body.
+fn reader(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Caller, Problem> {
+    let signed = SignedParts {
+        method: "GET",
+        path_and_query: uri.path_and_query().map_or("", |path| path.as_str()),
+        content_type: headers
+            .get("content-type")
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default(),
+        body: &[],
+        user: "",
+        client_ip: "",
+        idempotency_key: "",
+    };
+    app.gatekeeper.caller(headers, signed)
+}
+
+/// The id in a path, as sent: no id has characters that need decoding, so what has them is no id.
+pub(super) fn last_segment(uri: &Uri) -> &str {
+    uri.path().rsplit('/').next().unwrap_or_default()
+}
+
+fn standing(id: ClaimId, record: &Record, persisted: bool) -> Result<Claim, Problem> {
+    Ok(Claim {
+        campaign_id: id.campaign.clone(),
+        user_id: id.user.clone(),
+        id,
+        quantity: Quantity::try_from(record.quantity).map_err(|_| unknown_outcome())?,
+        status: record.status,
+        sequence: record.sequence,
+        claimed_at: record.claimed_at,
+        expires_at: record.expires_at,
+        persisted: Some(persisted),
+    })
+}
+
+fn no_such_claim() -> Problem {
+    Problem::new(Code::ClaimNotFound, "there is no such claim, or it is not yours")
+}
+
+fn unknown_outcome() -> Problem {
+    Problem::new(
+        Code::Unavailable,
+        "the outcome is unknown: ask again with the same key",
+    )
+}
+
+fn refused(error: &GateError) -> Problem {
+    match error {
+        GateError::Overloaded => {
+            Problem::new(Code::Overloaded, "too many claims are waiting; nothing was tried")
+        }
+        GateError::Ledger(error) => undecided(error),
+        GateError::Stopped => unknown_outcome(),
+    }
+}
+
+/// The one rule by which Redis' troubles become answers.
+pub(super) fn undecided(error: &LedgerError) -> Problem {
+    tracing::warn!(%error, "no decision");
+    match error {
+        LedgerError::NotReady(_) => Problem::new(
+            Code::CampaignNotReady,
+            "the campaign's counters are being rebuilt",
+        ),
+        LedgerError::OutOfMemory(_) => Problem::new(Code::Overloaded, "out of memory; nothing was tried"),
+        LedgerError::Unavailable(_) | LedgerError::Malformed(_) => unknown_outcome(),
+    }
+}

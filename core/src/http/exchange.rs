@@ -1,0 +1,171 @@
+//! What every request and every answer goes through: bounded bodies, request ids, problems, load shedding.
+
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, TRANSFER_ENCODING, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderName, HeaderValue, StatusCode, request};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use claimgate_shared::problem::PROBLEM_JSON;
+use claimgate_shared::{Code, Problem, UserId};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::Serialize;
+
+/// The largest request body, in bytes.
+pub const BODY_BYTES_MAX: usize = 4096;
+/// How long a body may take to come in.
+const BODY_WAIT: Duration = Duration::from_secs(10);
+/// Carries the request's id, in and out.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A handler's refusal; [`finish`] writes it out.
+#[derive(Debug)]
+pub struct Refused(Problem);
+
+impl From<Problem> for Refused {
+    fn from(problem: Problem) -> Self {
+        Self(problem)
+    }
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(self.0);
+        response
+    }
+}
+
+/// What a handler answers.
+pub type Answer = Result<Response, Refused>;
+
+/// `value` as JSON.
+pub fn json(status: StatusCode, value: &impl Serialize) -> Answer {
+    let body = serde_json::to_vec(value).map_err(|error| {
+        tracing::error!(%error, "cannot write an answer");
+        Problem::new(Code::Unavailable, "the answer could not be written")
+    })?;
+    Ok((
+        status,
+        [(CONTENT_TYPE, HeaderValue::from_static("application/json"))],
+        body,
+    )
+        .into_response())
+}
+
+/// A request read whole: its head, and its JSON body.
+pub async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem> {
+    let (parts, body) = request.into_parts();
+    let is_json = parts
+        .headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .is_some_and(|value| {
+            value
+                .split(';')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .eq_ignore_ascii_case("application/json")
+        });
+    if !is_json {
+        return Err(Problem::new(
+            Code::UnsupportedMediaType,
+            "Content-Type must be application/json",
+        ));
+    }
+    if parts.headers.contains_key(CONTENT_ENCODING) {
+        return Err(Problem::new(
+            Code::UnsupportedMediaType,
+            "the body must not be compressed",
+        ));
+    }
+    // A length known beforehand leaves no room for two readings of where the body ends.
+    if parts.headers.contains_key(TRANSFER_ENCODING) {
+        return Err(Problem::invalid(
+            "body",
+            "must come with a Content-Length, not chunked",
+        ));
+    }
+    let bytes = tokio::time::timeout(BODY_WAIT, Limited::new(body, BODY_BYTES_MAX).collect())
+        .await
+        .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?
+        .map_err(|error| match error.is::<LengthLimitError>() {
+            true => Problem::new(Code::PayloadTooLarge, "the body must be at most 4096 bytes"),
+            false => Problem::invalid("body", "broke off"),
+        })?;
+    Ok((parts, bytes.to_bytes()))
+}
+
+/// Gives the request its id, and writes out its answer: a problem's body, the headers that every answer carries.
+pub async fn finish(mut request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(&request);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let mut response = next.run(request).await;
+    if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+        let allow = response.headers().clone();
+        response = Refused(Problem::new(Code::MethodNotAllowed, "see Allow")).into_response();
+        *response.headers_mut() = allow;
+    }
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        write_problem(&mut response, problem.of_request(id.to_str().unwrap_or_default()));
+    }
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, id.clone());
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    let (status, ms) = (
+        response.status().as_u16(),
+        started.elapsed().as_secs_f64() * 1000.0,
+    );
+    tracing::debug!(request = ?id, %method, path, status, ms, "answered");
+    response
+}
+
+fn write_problem(response: &mut Response, problem: Problem) {
+    let body = serde_json::to_vec(&problem).unwrap_or_default();
+    *response.status_mut() =
+        StatusCode::from_u16(problem.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.body_mut() = Body::from(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    if let Some(seconds) = problem.code.retry_after_s() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if problem.code == Code::Unauthenticated {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+}
+
+/// The edge's id for this request, or one of our own.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(REQUEST_ID);
+    let good = given.filter(|value| value.to_str().is_ok_and(|text| text.parse::<UserId>().is_ok()));
+    good.cloned().unwrap_or_else(|| {
+        let mut bytes = [0; 16];
+        // Without randomness the id is only less useful.
+        let _ = getrandom::fill(&mut bytes);
+        HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
+    })
+}
+
+/// More requests at once than core takes: nothing was tried.
+pub async fn overloaded(_: tower::BoxError) -> Refused {
+    Problem::new(Code::Overloaded, "too many requests at once").into()
+}
+
+/// A path that no route has.
+pub async fn not_found() -> Refused {
+    Problem::new(Code::NotFound, "no such path").into()
+}

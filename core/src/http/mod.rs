@@ -1,0 +1,134 @@
+//! Every route, by who calls it; and the server that holds every connection to its limits.
+
+pub mod admin;
+pub mod auth;
+pub mod claims;
+pub mod exchange;
+mod openapi;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::error_handling::HandleErrorLayer;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::from_fn;
+use axum::response::IntoResponse as _;
+use axum::routing::{get, post};
+use claimgate_shared::{Code, Problem};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tower::ServiceBuilder;
+
+use self::exchange::{Answer, Refused, finish, json, not_found, overloaded};
+use crate::app::App;
+
+/// How long a request's head may take to come in.
+const HEAD_WAIT: Duration = Duration::from_secs(5);
+/// The largest request head, in bytes, and the most headers in it.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+const HEADERS_MAX: usize = 64;
+/// How long connections may take to finish when core stops.
+const STOP_WAIT: Duration = Duration::from_secs(5);
+/// After the kernel has no descriptor left for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// For the edge and for back ends.
+pub fn internal(app: App) -> Router {
+    let routes = Router::new()
+        .route("/internal/v1/claims", post(claims::claim))
+        .route("/internal/v1/claims/{claim_id}", get(claims::look_up))
+        .route("/internal/v1/campaigns/{id}", get(claims::campaign));
+    with_limits(routes, app)
+}
+
+/// For admins and for whoever watches over core: a private listener.
+pub fn admin(app: App) -> Router {
+    let routes = Router::new()
+        .route("/admin/v1/campaigns", post(admin::create).get(admin::list))
+        .route("/admin/v1/campaigns/{id}", get(admin::get).patch(admin::update))
+        .route("/admin/v1/campaigns/{id}/pause", post(admin::pause))
+        .route("/admin/v1/campaigns/{id}/resume", post(admin::resume))
+        .route("/admin/v1/campaigns/{id}/end", post(admin::end))
+        .route("/admin/v1/campaigns/{id}/claims", get(admin::claims))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi::document));
+    with_limits(routes, app)
+}
+
+/// What both listeners share. The health checks stand outside the limit on concurrency: a busy core is alive.
+fn with_limits(routes: Router<App>, app: App) -> Router {
+    let limits = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(overloaded))
+        .load_shed()
+        .concurrency_limit(app.concurrency_max);
+    routes
+        .layer(limits)
+        .route("/livez", get(|| async { "alive\n" }))
+        .route("/readyz", get(ready))
+        .fallback(not_found)
+        .layer(from_fn(finish))
+        .with_state(app)
+}
+
+async fn metrics(State(app): State<App>) -> impl axum::response::IntoResponse {
+    (
+        [(CONTENT_TYPE, "text/plain; version=0.0.4")],
+        app.metrics.render(),
+    )
+}
+
+/// Ready while Redis answers; SQL may be away for a while, since the outbox keeps what it has yet to hear.
+async fn ready(State(app): State<App>) -> Answer {
+    let health = app.health();
+    if !health.redis {
+        return Err(Refused::from(Problem::new(
+            Code::Unavailable,
+            "Redis does not answer",
+        )));
+    }
+    let sql = if health.sql { "up" } else { "down" };
+    Ok(json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))?.into_response())
+}
+
+/// Serves until `stop` turns true, then lets what is under way finish.
+pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
+    let server = Arc::new({
+        let mut server = hyper::server::conn::http1::Builder::new();
+        server
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_WAIT)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .max_headers(HEADERS_MAX);
+        server
+    });
+    let graceful = GracefulShutdown::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        let stream = match accepted {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let connection = graceful.watch(server.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "connection ended early");
+            }
+        });
+    }
+    let _ = tokio::time::timeout(STOP_WAIT, graceful.shutdown()).await;
+}

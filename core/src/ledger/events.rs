@@ -1,0 +1,235 @@
+//! The outbox: what the scripts wrote for SQL, read back.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use claimgate_shared::{CampaignId, ClaimId, Timestamp, UserId};
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+use redis::streams::{StreamId, StreamReadOptions, StreamReadReply};
+
+use super::keys::{DRAIN_GROUP, Keys};
+use super::scripts::{self, Record, be_int, timestamp};
+use super::{Ledger, LedgerError};
+
+/// Entries read at once from each campaign's stream.
+const ENTRIES_MAX: usize = 64;
+
+/// A claim as it stood after a decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Whose claim.
+    pub user: UserId,
+    /// The claim.
+    pub claim: Record,
+    /// When it became so.
+    pub updated_at: Timestamp,
+    /// `total` at the decision; `None` when unlimited, or when this is no grant.
+    pub total_then: Option<u64>,
+    /// Units taken after the decision; `None` when this is no grant.
+    pub taken_after: Option<u64>,
+}
+
+impl Event {
+    /// The claim's id in `campaign`.
+    pub fn claim_id(&self, campaign: &CampaignId) -> ClaimId {
+        ClaimId {
+            campaign: campaign.clone(),
+            user: self.user.clone(),
+            digest: self.claim.digest,
+        }
+    }
+
+    /// Reads one event off the head of `bytes`.
+    fn read(bytes: &mut &[u8]) -> Option<Self> {
+        let (length, rest) = bytes.split_first()?;
+        let (user, rest) = rest.split_at_checked(usize::from(*length))?;
+        let (record, rest) = rest.split_at_checked(Record::BYTES)?;
+        let (tail, rest) = rest.split_at_checked(16)?;
+        *bytes = rest;
+        let taken = be_int(&tail[11..16]);
+        Some(Self {
+            user: std::str::from_utf8(user).ok()?.parse().ok()?,
+            claim: Record::read(record)?,
+            updated_at: timestamp(be_int(&tail[..6]))?,
+            total_then: Some(be_int(&tail[6..11])).filter(|total| *total > 0),
+            taken_after: (taken > 0).then_some(taken),
+        })
+    }
+}
+
+/// One script call's worth of events.
+#[derive(Debug)]
+pub struct Entry {
+    /// Its id in the stream.
+    pub id: String,
+    /// The campaign's epoch when it was written.
+    pub epoch: u64,
+    /// In the order of their decisions.
+    pub events: Vec<Event>,
+}
+
+/// What one look into an outbox brought.
+#[derive(Debug, Default)]
+pub struct Read {
+    /// Entries as core wrote them.
+    pub entries: Vec<Entry>,
+    /// Ids of entries that no core has written.
+    pub poison: Vec<String>,
+}
+
+impl Read {
+    fn of(ids: Vec<StreamId>) -> Self {
+        let mut read = Self::default();
+        for item in ids {
+            match entry(&item) {
+                Some(entry) => read.entries.push(entry),
+                None => read.poison.push(item.id),
+            }
+        }
+        read
+    }
+
+    /// How many events it holds.
+    pub fn events(&self) -> usize {
+        self.entries.iter().map(|entry| entry.events.len()).sum()
+    }
+}
+
+fn entry(item: &StreamId) -> Option<Entry> {
+    let field = |name: &str| match item.map.get(name) {
+        Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
+        _ => None,
+    };
+    let epoch = std::str::from_utf8(field("epoch")?).ok()?.parse().ok()?;
+    let mut bytes = field("events")?;
+    let mut events = Vec::new();
+    while !bytes.is_empty() {
+        events.push(Event::read(&mut bytes)?);
+    }
+    Some(Entry {
+        id: item.id.clone(),
+        epoch,
+        events,
+    })
+}
+
+/// A connection of its own for the drain, since reading waits.
+#[derive(Debug)]
+pub struct OutboxReader {
+    connection: MultiplexedConnection,
+    /// This core's name in the consumer group.
+    consumer: String,
+}
+
+impl OutboxReader {
+    /// What no core has read yet, of every campaign in `keys`; waits up to `wait` for the first.
+    pub async fn read_new(
+        &mut self,
+        keys: &[Keys],
+        wait: Duration,
+    ) -> Result<HashMap<String, Read>, LedgerError> {
+        let block_ms = usize::try_from(wait.as_millis()).unwrap_or(usize::MAX);
+        self.read(keys, ">", StreamReadOptions::default().block(block_ms))
+            .await
+    }
+
+    /// What this core has read before and not taken off: after a start, or after SQL failed.
+    pub async fn read_again(&mut self, keys: &[Keys]) -> Result<HashMap<String, Read>, LedgerError> {
+        self.read(keys, "0", StreamReadOptions::default()).await
+    }
+
+    async fn read(
+        &mut self,
+        keys: &[Keys],
+        from: &str,
+        options: StreamReadOptions,
+    ) -> Result<HashMap<String, Read>, LedgerError> {
+        let options = options.group(DRAIN_GROUP, &self.consumer).count(ENTRIES_MAX);
+        let streams: Vec<&str> = keys.iter().map(|keys| keys.outbox.as_str()).collect();
+        let reply: Option<StreamReadReply> = redis::cmd("XREADGROUP")
+            .arg(&options)
+            .arg("STREAMS")
+            .arg(&streams)
+            .arg(vec![from; streams.len()])
+            .query_async(&mut self.connection)
+            .await
+            .map_err(LedgerError::of)?;
+        let streams = reply.map(|reply| reply.keys).unwrap_or_default();
+        Ok(streams
+            .into_iter()
+            .map(|stream| (stream.key, Read::of(stream.ids)))
+            .collect())
+    }
+}
+
+impl Ledger {
+    /// Opens the drain's own connection, under this core's name.
+    pub async fn outbox_reader(&self, consumer: &str, wait: Duration) -> Result<OutboxReader, LedgerError> {
+        let connection = self.connect(wait + super::RESPONSE_TIMEOUT).await?;
+        Ok(OutboxReader {
+            connection,
+            consumer: consumer.to_owned(),
+        })
+    }
+
+    /// Takes `entries` off the outbox, after SQL has committed them.
+    pub async fn acknowledge(&self, keys: &Keys, entries: &[Entry]) -> Result<(), LedgerError> {
+        let mut call = scripts::ACK.prepare_invoke();
+        call.key(&keys.campaign).key(&keys.outbox);
+        for entry in entries {
+            call.arg(&entry.id).arg(entry.events.len());
+        }
+        self.run(&call).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use claimgate_shared::ClaimStatus;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes() -> Vec<u8> {
+        let mut bytes = vec![5];
+        bytes.extend_from_slice(b"alice");
+        bytes.extend_from_slice(&[7; 16]);
+        bytes.extend_from_slice(&[1, 1, 0, 0, 0, 2, 0, 0, 0, 0, 17]);
+        bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
+        bytes.extend_from_slice(&[0; 6]);
+        bytes.extend_from_slice(&[0, 0x4d, 0]);
+        bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
+        bytes.extend_from_slice(&[0, 0, 0, 0, 100, 0, 0, 0, 0, 34]);
+        bytes
+    }
+
+    #[test]
+    fn an_event_reads_as_the_script_packs_it() {
+        let bytes = bytes();
+        let event = Event::read(&mut bytes.as_slice()).unwrap();
+        assert_eq!(
+            (event.user.as_str(), event.claim.quantity, event.claim.sequence),
+            ("alice", 2, 17)
+        );
+        assert_eq!(
+            (event.claim.status, event.claim.day),
+            (ClaimStatus::Granted, 0x4d00)
+        );
+        assert_eq!((event.total_then, event.taken_after), (Some(100), Some(34)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Event::read(&mut bytes.as_slice());
+        }
+
+        #[test]
+        fn a_cut_event_is_no_event(cut in 0_usize..64) {
+            let bytes = bytes();
+            prop_assume!(cut < bytes.len());
+            prop_assert!(Event::read(&mut &bytes[..cut]).is_none());
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! The scripts of `lua/`, and their replies as types. What a reply's numbers mean is written at the head of each script.
+
+use std::sync::LazyLock;
+
+use claimgate_shared::{ClaimStatus, Denial, Timestamp};
+use redis::{Script, Value};
+
+use crate::campaign::Zone;
+
+/// The layout of the keys that this core reads and writes; another one is refused by the scripts.
+pub const LAYOUT: u32 = 1;
+
+macro_rules! script {
+    ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
+        $(#[$doc])*
+        pub static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../../lua/", $file))),+)));
+    };
+}
+
+script! {
+    /// Decides a list of claims.
+    CLAIM, "prelude.lua", "claim.lua"
+}
+script! {
+    /// Lays down the keys of a new campaign.
+    OPEN, "prelude.lua", "open.lua"
+}
+script! {
+    /// Applies a version of a campaign's rules.
+    CHANGE, "prelude.lua", "change.lua"
+}
+script! {
+    /// Reads a claim and the campaign's counters.
+    FIND, "prelude.lua", "find.lua"
+}
+script! {
+    /// Takes drained entries off the outbox.
+    ACK, "ack.lua"
+}
+
+/// A reply that no script gives: core and script do not belong together.
+#[derive(Debug, thiserror::Error)]
+#[error("unexpected reply of a script: {0}")]
+pub struct Malformed(String);
+
+/// A claim's record as Redis keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Tells a user's claims apart.
+    pub digest: [u8; 16],
+    /// Where it stands.
+    pub status: ClaimStatus,
+    /// Raised by every change of it.
+    pub revision: u8,
+    /// Units.
+    pub quantity: u32,
+    /// Its place in the campaign.
+    pub sequence: u64,
+    /// When it was decided.
+    pub claimed_at: Timestamp,
+    /// Until when a hold can be confirmed.
+    pub expires_at: Option<Timestamp>,
+    /// The calendar day it counts on, in days since 1970.
+    pub day: u32,
+}
+
+impl Record {
+    /// Length of a record, in bytes.
+    pub const BYTES: usize = 42;
+
+    /// Reads the record at the head of `bytes`; `None` when it is no record.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..Self::BYTES)?;
+        Some(Self {
+            digest: bytes[..16].try_into().ok()?,
+            status: status(bytes[16].into())?,
+            revision: bytes[17],
+            quantity: u32::try_from(be_int(&bytes[18..22])).ok()?,
+            sequence: be_int(&bytes[22..27]),
+            claimed_at: timestamp(be_int(&bytes[27..33]))?,
+            expires_at: optional_timestamp(be_int(&bytes[33..39])),
+            day: u32::try_from(be_int(&bytes[39..42])).ok()?,
+        })
+    }
+}
+
+/// A big-endian number of at most 8 bytes.
+pub(super) fn be_int(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+pub(super) fn timestamp(ms: u64) -> Option<Timestamp> {
+    Timestamp::from_ms(i64::try_from(ms).ok()?).ok()
+}
+
+fn optional_timestamp(ms: u64) -> Option<Timestamp> {
+    if ms == 0 { None } else { timestamp(ms) }
+}
+
+fn status(number: i64) -> Option<ClaimStatus> {
+    Some(match number {
+        1 => ClaimStatus::Granted,
+        2 => ClaimStatus::Held,
+        3 => ClaimStatus::Returned,
+        4 => ClaimStatus::Expired,
+        _ => return None,
+    })
+}
+
+/// What the script decided on one claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Won, or held until `expires_at`.
+    Taken {
+        /// The claim's place.
+        sequence: u64,
+        /// Until when it is held; `None` when granted at once.
+        expires_at: Option<Timestamp>,
+        /// Units taken of the campaign, this claim included.
+        taken: u64,
+    },
+    /// Asked before.
+    Replayed {
+        /// Where the claim stands.
+        status: ClaimStatus,
+        /// The claim's place.
+        sequence: u64,
+        /// When it was decided.
+        claimed_at: Timestamp,
+        /// Until when it is or was held.
+        expires_at: Option<Timestamp>,
+        /// Units taken of the campaign.
+        taken: u64,
+    },
+    /// Refused by a rule.
+    Denied(Denial),
+    /// More holds are due first: ask again.
+    Again,
+    /// The outbox is full.
+    Full,
+}
+
+/// The reply to a batch of claims.
+#[derive(Debug)]
+pub struct Decided {
+    /// Redis' clock at the decision.
+    pub now: Timestamp,
+    /// The version by which it was decided.
+    pub version: u64,
+    /// The total by which it was decided; `None` when unlimited.
+    pub total: Option<u32>,
+    /// One a claim, in their order.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What a script says: `Err` is why the campaign's counters cannot be trusted.
+pub type Ready<T> = Result<T, String>;
+
+/// The parts of a reply, taken one after another.
+struct Parts(std::vec::IntoIter<Value>);
+
+impl Parts {
+    fn of(value: Value) -> Result<Self, Malformed> {
+        match value {
+            Value::Array(items) => Ok(Self(items.into_iter())),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn next(&mut self) -> Result<Value, Malformed> {
+        self.0.next().ok_or_else(|| Malformed("too short".to_owned()))
+    }
+
+    fn int(&mut self) -> Result<i64, Malformed> {
+        match self.next()? {
+            Value::Int(number) => Ok(number),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn number<T: TryFrom<i64>>(&mut self) -> Result<T, Malformed> {
+        let number = self.int()?;
+        T::try_from(number).map_err(|_| Malformed(format!("number {number}")))
+    }
+
+    fn text(&mut self) -> Result<String, Malformed> {
+        match self.next()? {
+            Value::BulkString(bytes) => {
+                String::from_utf8(bytes).map_err(|error| Malformed(error.to_string()))
+            }
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
+        let ms = self.int()?;
+        Timestamp::from_ms(ms).map_err(|_| Malformed(format!("time {ms}")))
+    }
+
+    fn optional_timestamp(&mut self) -> Result<Option<Timestamp>, Malformed> {
+        Ok(optional_timestamp(self.number()?))
+    }
+
+    /// The reply's first word: `Ok` past the one expected, `Err` with the reason behind `not_ready`.
+    fn expect(&mut self, word: &str) -> Result<Ready<()>, Malformed> {
+        match self.text()?.as_str() {
+            "not_ready" => Ok(Err(self.text()?)),
+            first if first == word => Ok(Ok(())),
+            other => Err(Malformed(other.to_owned())),
+        }
+    }
+}
+
+fn malformed(value: &Value) -> Malformed {
+    Malformed(format!("{value:?}"))
+}
+
+/// Reads the reply of `claim.lua`.
+pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("decided")? {
+        return Ok(Err(why));
+    }
+    let (now, version) = (parts.timestamp()?, parts.number()?);
+    let total = u32::try_from(parts.int()?).ok();
+    let verdicts = Parts::of(parts.next()?)?
+        .0
+        .map(|item| verdict(item, zone))
+        .collect::<Result<_, _>>()?;
+    Ok(Ok(Decided {
+        now,
+        version,
+        total,
+        verdicts,
+    }))
+}
+
+fn verdict(item: Value, zone: &Zone) -> Result<Verdict, Malformed> {
+    let mut parts = Parts::of(item)?;
+    let denial = match parts.int()? {
+        1 => {
+            let (sequence, expires_at, taken) =
+                (parts.number()?, parts.optional_timestamp()?, parts.number()?);
+            return Ok(Verdict::Taken {
+                sequence,
+                expires_at,
+                taken,
+            });
+        }
+        2 => return replayed(&mut parts),
+        3 => Denial::IdempotencyKeyReused,
+        4 => Denial::Paused,
+        5 => Denial::Ended { ends_at: None },
+        6 => Denial::NotStarted {
+            starts_at: parts.timestamp()?,
+        },
+        7 => Denial::Ended {
+            ends_at: Some(parts.timestamp()?),
+        },
+        8 => Denial::QuantityOutOfRange {
+            per_claim: parts.number()?,
+        },
+        9 => {
+            let (remaining, day) = (remaining(&mut parts)?, parts.int()?);
+            Denial::UserDailyLimitReached {
+                remaining,
+                resets_at: zone.day_end(day),
+            }
+        }
+        10 => Denial::UserLimitReached {
+            remaining: remaining(&mut parts)?,
+        },
+        11 => Denial::SoldOut {
+            remaining: remaining(&mut parts)?,
+        },
+        12 => return Ok(Verdict::Again),
+        13 => return Ok(Verdict::Full),
+        other => return Err(Malformed(format!("verdict {other}"))),
+    };
+    Ok(Verdict::Denied(denial))
+}
+
+/// Units left; past 32 bits only where a limit is none.
+fn remaining(parts: &mut Parts) -> Result<u32, Malformed> {
+    Ok(u32::try_from(parts.int()?.max(0)).unwrap_or(u32::MAX))
+}
+
+fn replayed(parts: &mut Parts) -> Result<Verdict, Malformed> {
+    let number = parts.int()?;
+    Ok(Verdict::Replayed {
+        status: status(number).ok_or_else(|| Malformed(format!("status {number}")))?,
+        sequence: parts.number()?,
+        claimed_at: parts.timestamp()?,
+        expires_at: parts.optional_timestamp()?,
+        taken: parts.number()?,
+    })
+}
+
+/// A campaign's counters as they stand in Redis.
+#[derive(Debug, Clone, Copy)]
+pub struct Counters {
+    /// Redis' clock.
+    pub now: Timestamp,
+    /// The version Redis decides by.
+    pub version: u64,
+    /// Units taken.
+    pub taken: u64,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Events in the outbox.
+    pub backlog: u64,
+}
+
+/// Reads the reply of `find.lua`.
+pub fn found(reply: Value) -> Result<Ready<(Counters, Option<Record>)>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("found")? {
+        return Ok(Err(why));
+    }
+    let counters = Counters {
+        now: parts.timestamp()?,
+        version: parts.number()?,
+        taken: parts.number()?,
+        sequence: parts.number()?,
+        backlog: parts.number()?,
+    };
+    let record = match parts.0.next() {
+        Some(Value::BulkString(bytes)) => {
+            Some(Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?)
+        }
+        _ => None,
+    };
+    Ok(Ok((counters, record)))
+}
+
+/// Reads a reply that is one word out of `words`, as its place among them.
+pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.text()?)),
+        first => words
+            .iter()
+            .position(|word| *word == first)
+            .map(Ok)
+            .ok_or_else(|| Malformed(first.to_owned())),
+    }
+}

@@ -1,0 +1,18 @@
+//! claimgate's core: decides claims in Redis, and hands them through an outbox to SQL.
+//!
+//! `http` takes requests, `gate` makes batches of claims, `ledger` has Redis decide them, `outbox` moves what was
+//! decided into `archive`. Each only knows the next.
+
+pub mod app;
+pub mod archive;
+pub mod campaign;
+pub mod campaigns;
+pub mod cli;
+pub mod clock;
+pub mod config;
+pub mod gate;
+pub mod http;
+pub mod ledger;
+pub mod metrics;
+pub mod outbox;
+pub mod serve;

@@ -1,0 +1,114 @@
+//! What core counts, for Prometheus. Labels are results and parts of the system; never a user, never a claim.
+
+use std::time::Duration;
+
+use claimgate_shared::Outcome;
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::gate::Decision;
+use crate::ledger::LedgerError;
+
+const DECISIONS: &str = "claimgate_decisions_total";
+const DECISION_SECONDS: &str = "claimgate_decision_seconds";
+const BATCH_CLAIMS: &str = "claimgate_batch_claims";
+const OUTBOX_EVENTS: &str = "claimgate_outbox_events";
+const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
+const DRAINED: &str = "claimgate_drained_events_total";
+const POISON: &str = "claimgate_poison_entries_total";
+const UP: &str = "claimgate_up";
+const REDIS_STARTS: &str = "claimgate_redis_starts_total";
+
+const LATENCY_BUCKETS_S: &[f64] = &[
+    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+];
+const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
+/// Installs the recorder; the handle renders what `/metrics` answers.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Full(DECISION_SECONDS.to_owned()), LATENCY_BUCKETS_S)?
+        .set_buckets_for_metric(Matcher::Full(BATCH_CLAIMS.to_owned()), BATCH_BUCKETS)?
+        .install_recorder()?;
+    describe_counter!(
+        DECISIONS,
+        "Claims by result: granted, held, replayed, a denial's code, or undecided"
+    );
+    describe_histogram!(
+        DECISION_SECONDS,
+        Unit::Seconds,
+        "From a claim's arrival at its lane to its decision"
+    );
+    describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
+    describe_gauge!(
+        OUTBOX_EVENTS,
+        Unit::Count,
+        "Events that wait for SQL, by campaign"
+    );
+    describe_gauge!(
+        OUTBOX_LAG_SECONDS,
+        Unit::Seconds,
+        "Age of the oldest event of the last drained batch"
+    );
+    describe_counter!(DRAINED, "Events committed to SQL");
+    describe_counter!(POISON, "Outbox entries that no core has written");
+    describe_gauge!(UP, "1 while the part answers: redis, sql");
+    describe_counter!(REDIS_STARTS, "Starts of the supervised Redis");
+    Ok(handle)
+}
+
+/// A call to Redis with so many claims.
+#[allow(clippy::cast_precision_loss)] // at most 256
+pub fn batch(claims: usize) {
+    histogram!(BATCH_CLAIMS).record(claims as f64);
+}
+
+/// A decision, `None` when the claim was put off, after so long.
+pub fn decided(decision: Option<&Decision>, after: Duration) {
+    let result = match decision.map(|decision| &decision.outcome) {
+        Some(Outcome::Granted(_)) => "granted",
+        Some(Outcome::Held(_)) => "held",
+        Some(Outcome::Replayed(_)) => "replayed",
+        Some(Outcome::Denied(denial)) => denial.code().as_str(),
+        None => "put_off",
+    };
+    counter!(DECISIONS, "result" => result).increment(1);
+    histogram!(DECISION_SECONDS).record(after);
+}
+
+/// A claim on which Redis gave no decision.
+pub fn undecided(error: &LedgerError) {
+    let result = match error {
+        LedgerError::NotReady(_) => "not_ready",
+        LedgerError::OutOfMemory(_) => "out_of_memory",
+        LedgerError::Unavailable(_) | LedgerError::Malformed(_) => "unavailable",
+    };
+    counter!(DECISIONS, "result" => result).increment(1);
+}
+
+/// Events committed to SQL, the oldest of them so old.
+pub fn drained(events: u64, oldest: Duration) {
+    counter!(DRAINED).increment(events);
+    gauge!(OUTBOX_LAG_SECONDS).set(oldest);
+}
+
+/// Events that wait for SQL.
+#[allow(clippy::cast_precision_loss)] // a gauge is for people
+pub fn outbox_events(campaign: &str, events: u64) {
+    gauge!(OUTBOX_EVENTS, "campaign" => campaign.to_owned()).set(events as f64);
+}
+
+/// An entry in an outbox that no core has written.
+pub fn poison(entries: u64) {
+    counter!(POISON).increment(entries);
+}
+
+/// Whether a part answers.
+pub fn up(part: &'static str, answers: bool) {
+    gauge!(UP, "part" => part).set(if answers { 1.0 } else { 0.0 });
+}
+
+/// The supervised Redis was started.
+pub fn redis_started() {
+    counter!(REDIS_STARTS).increment(1);
+}

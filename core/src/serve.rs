@@ -1,0 +1,155 @@
+//! `claimgate serve`, as a recipe: Redis, SQL, the drain, two listeners, until told to stop.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::app::App;
+use crate::archive::Archive;
+use crate::config::Config;
+use crate::http;
+use crate::http::auth::Gatekeeper;
+use crate::ledger::Ledger;
+use crate::ledger::embedded::{Embedded, Settings};
+use crate::metrics;
+use crate::outbox::Drain;
+
+/// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
+const REDIS_PATIENCE: Duration = Duration::from_secs(5);
+const REDIS_POLL: Duration = Duration::from_millis(5);
+
+/// Runs core until SIGTERM or SIGINT.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    raise_descriptor_limit();
+    let _lock = lock_data_dir(&config)?;
+    let metrics = metrics::install()?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .with_context(|| format!("CLAIMGATE_LISTEN: {}", config.listen))?;
+    let admin_listener = TcpListener::bind(config.admin_listen)
+        .await
+        .with_context(|| format!("CLAIMGATE_ADMIN_LISTEN: {}", config.admin_listen))?;
+    let (mut embedded, redis_url) = redis(&config)?;
+    let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, config.outbox_max));
+    let archive = Archive::open(&config.database_url)
+        .await
+        .context("opening the register")?;
+    wait_for(&ledger).await;
+
+    let gatekeeper = Gatekeeper {
+        tokens: config.tokens,
+        edge_keys: config.edge_keys,
+    };
+    let app = App::new(
+        Arc::clone(&ledger),
+        archive.clone(),
+        gatekeeper,
+        metrics,
+        config.concurrency_max,
+    );
+    app.refresh().await.context("reading the register")?;
+    let drain = Drain {
+        ledger,
+        archive: archive.clone(),
+        campaigns: Arc::clone(&app.campaigns),
+        consumer: consumer_name(&config.data_dir)?,
+    };
+
+    let (stop_serving, serving) = watch::channel(false);
+    let (stop_draining, draining) = watch::channel(false);
+    let drain = tokio::spawn(drain.run(draining));
+    let watching = tokio::spawn(app.clone().watch(serving.clone()));
+    let internal = tokio::spawn(http::serve(
+        listener,
+        http::internal(app.clone()),
+        serving.clone(),
+    ));
+    let admin = tokio::spawn(http::serve(admin_listener, http::admin(app), serving));
+    tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
+
+    told_to_stop().await?;
+    tracing::info!("stopping");
+    stop_serving.send_replace(true);
+    let _ = tokio::join!(internal, admin, watching);
+    stop_draining.send_replace(true);
+    let _ = drain.await;
+    archive.close().await;
+    if let Some(embedded) = &mut embedded {
+        embedded.stop();
+    }
+    Ok(())
+}
+
+/// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.
+fn raise_descriptor_limit() {
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
+/// Two cores on one data folder would be two servers on one append-only file.
+fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
+    let path = config.data_dir.join("lock");
+    let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
+    file.try_lock().map_err(|_| {
+        anyhow::anyhow!(
+            "CLAIMGATE_DATA_DIR: another claimgate is running on {}",
+            config.data_dir.display()
+        )
+    })?;
+    Ok(file)
+}
+
+fn redis(config: &Config) -> anyhow::Result<(Option<Embedded>, String)> {
+    if let Some(url) = &config.redis_url {
+        return Ok((None, url.clone()));
+    }
+    let embedded = Embedded::start(&Settings {
+        data_dir: config.data_dir.clone(),
+        password: config.redis_password.clone(),
+        maxmemory_bytes: config.redis_maxmemory_bytes,
+    })?;
+    let url = embedded.url(&config.redis_password);
+    Ok((Some(embedded), url))
+}
+
+/// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused.
+async fn wait_for(ledger: &Ledger) {
+    let started = Instant::now();
+    let mut said = false;
+    while let Err(error) = ledger.ping().await {
+        if started.elapsed() > REDIS_PATIENCE && !said {
+            tracing::warn!(%error, "still waiting for Redis; see redis/redis.log in the data folder");
+            said = true;
+        }
+        sleep(REDIS_POLL).await;
+    }
+}
+
+/// The drain's name: the same after a restart, so that it finds what it had read.
+fn consumer_name(data_dir: &std::path::Path) -> anyhow::Result<String> {
+    let file = data_dir.join("core.id");
+    if let Ok(name) = std::fs::read_to_string(&file) {
+        return Ok(name);
+    }
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no randomness: {error}"))?;
+    let name = format!("core-{:016x}", u64::from_be_bytes(bytes));
+    std::fs::write(&file, &name).with_context(|| file.display().to_string())?;
+    Ok(name)
+}
+
+async fn told_to_stop() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,343 @@
+import { languages } from "./messages.js";
+
+const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, CALL_MS_MAX = 6000, SNAPSHOT_MS_MAX = 3000;
+const TRIES_MAX = 6, RETRY_MS_MAX = 20000, BACKOFF_MS = 400;
+const STOPPED = /^(not_started|paused|sold_out|(campaign_)?ended)$/;
+const LIMITED = /^user_/;
+const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win any more
+
+const $ = (id) => document.getElementById(id);
+const query = new URLSearchParams(location.search);
+const campaign = query.get("campaign") || "demo";
+const path = `/v1/campaigns/${encodeURIComponent(campaign)}`;
+const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
+
+let lang = [query.get("lang"), ...navigator.languages].map((tag) => tag?.slice(0, 2)).find((tag) => languages[tag]) ?? "en";
+let token; // null: signed out
+let view, etag, trouble, clock, user, busy, copied, lastState, pollTimer, polling, seenAt, interval = POLL_MS_MIN;
+let kept; // this user's attempt and wins: { key, state: pending | denied | won, unknown, claim, wins: { id: day } }
+let outcome; // { kind: won | denied | error (not known), code, problem, claim, at, until }
+
+const memory = {}; // for browsers that refuse storage
+function load(name) {
+	try { return JSON.parse(sessionStorage[`claimgate:${name}`]); } catch { return memory[name]; }
+}
+function save(name, value) {
+	memory[name] = value;
+	try { sessionStorage[`claimgate:${name}`] = JSON.stringify(value); } catch { /* in memory */ }
+}
+const keep = (change) => save(`${campaign}:${user}`, Object.assign(kept, change));
+const unsure = () => kept?.state === "pending";
+
+// Never throws: status 0 is "no answer", a proxy's page is {}.
+async function call(url, headers, json) {
+	const post = json && { method: "POST", body: JSON.stringify(json), headers: { ...headers, "Content-Type": "application/json" } };
+	try {
+		const reply = await fetch(url, { headers, ...post, cache: "no-store", signal: AbortSignal.timeout(CALL_MS_MAX) });
+		const text = await reply.text();
+		return { status: reply.status, headers: reply.headers, body: text[0] === "{" ? JSON.parse(text) : {} };
+	} catch {
+		return { status: 0, headers: new Headers(), body: {} };
+	}
+}
+const bearer = () => ({ Authorization: `Bearer ${token}` });
+
+function problemOf({ status, headers, body }) {
+	const wait_ms = headers.get("Retry-After") * 1000 || 0;
+	const until = Date.parse(body.resets_at ?? body.starts_at) || now() + wait_ms;
+	return { code: body.code ?? (status ? `http_${status}` : "network"), problem: body, wait_ms, until, at: now() };
+}
+
+const now = () => Date.now() + (clock?.offset ?? 0); // the server's clock; it decides, as a view may be old
+
+function stateNow() {
+	if (view.ends_at && now() >= Date.parse(view.ends_at)) return "ended";
+	return view.state === "scheduled" && now() >= Date.parse(view.starts_at) ? "open" : view.state;
+}
+
+function pollIn(ms) {
+	clearTimeout(pollTimer);
+	if (!document.hidden) pollTimer = setTimeout(refresh, ms);
+}
+
+async function refresh() {
+	if (polling) return;
+	polling = true;
+	const sent = Date.now();
+	const fresh = !clock || sent - clock.at > CLOCK_MS_MAX; // a 304 brings no server_time
+	const reply = await call(path, etag && !fresh ? { "If-None-Match": etag } : {});
+	polling = false;
+	const { state, version, server_time } = reply.body;
+	if (state) {
+		const took = Date.now() - sent;
+		if (fresh || took < clock.took + 50) clock = { offset: Date.parse(server_time) - sent - took / 2, took, at: sent };
+		if (view?.state !== state) interval = POLL_MS_MIN;
+		if (!(version < view?.version)) view = reply.body;
+		etag = reply.headers.get("ETag");
+	}
+	trouble = state || reply.status === 304 ? null : problemOf(reply);
+	if (!trouble) seenAt = now();
+	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
+	pollIn(jitter(Math.max(interval, trouble?.wait_ms ?? 0)));
+	render();
+	if (outcome?.claim?.status === "held") lookUp();
+}
+
+function useToken(given) {
+	save("token", token = given);
+	user = "me";
+	try { user = JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub; } catch { /* the edge decides */ }
+	kept = load(`${campaign}:${user}`) ?? { wins: {} };
+}
+
+async function demoToken() {
+	const guest = load("guest") ?? `guest-${randomText(8)}`;
+	save("guest", guest);
+	const reply = await call("/demo/token", {}, { user_id: guest });
+	if (reply.body.token) useToken(reply.body.token);
+	else if (/40[1345]/.test(reply.status)) signOut();
+	else outcome = { ...problemOf(reply), kind: "error" };
+}
+
+function signOut(problem) {
+	save("token", token = null);
+	outcome = { ...problem, code: "unauthenticated", kind: "denied" };
+}
+
+const randomText = (length) => btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(length)))).replace(/\W/g, "_").slice(0, length);
+
+async function claim() {
+	if (busy) return;
+	busy = unsure() ? "retrying" : "sending";
+	outcome = null;
+	render();
+	if (!token) await demoToken();
+	if (token) {
+		// Stored before it is sent: after a reload it is the same claim, not a first try.
+		keep({ unknown: unsure() || kept.unknown, key: kept.key ?? randomText(22), state: "pending" });
+		settle(await askUntilKnown());
+	}
+	busy = null;
+	render();
+	$("result").focus();
+}
+
+async function askUntilKnown() {
+	const giveUpAt = Date.now() + RETRY_MS_MAX;
+	for (let tries = 1, renewed = false; ; tries++) {
+		const first = !kept.unknown && { "Claimgate-Attempt": "1" };
+		const answer = judge(await call(`${path}/claims`, { ...bearer(), "Idempotency-Key": kept.key, ...first }, {}));
+		let wait = jitter(Math.max(answer.wait_ms, BACKOFF_MS * 2 ** tries));
+		if (answer.kind === "error") {
+			keep({ unknown: true });
+			busy = "retrying";
+		} else if (answer.code === "unauthenticated" && user === load("guest") && !renewed) {
+			renewed = true;
+			await demoToken();
+			wait = 0;
+		} else if (answer.code === "not_started" && answer.until - now() < SNAPSHOT_MS_MAX) {
+			wait = Math.max(0, answer.until - now()) + 300 * Math.random(); // our clock is a blink ahead
+		} else return answer;
+		if (!token || tries >= TRIES_MAX || Date.now() + wait > giveUpAt) return answer;
+		render();
+		await new Promise((done) => setTimeout(done, wait));
+	}
+}
+
+function judge(reply) {
+	const { status, body } = reply;
+	if (status < 300 && body.claim) return { ...fromClaim(body.claim, status === 200), remaining: body.remaining };
+	return { ...problemOf(reply), kind: status < 400 || status >= 500 || status === 408 ? "error" : "denied" };
+}
+
+function fromClaim(claim, replayed) {
+	const won = /^(granted|held)$/.test(claim.status);
+	return { kind: won ? "won" : "denied", code: !won ? `claim_${claim.status}` : replayed ? "replayed" : claim.status, claim };
+}
+
+function settle(answer) {
+	const { kind, code, claim, remaining } = outcome = answer;
+	if (kind === "won") {
+		keep({ state: "won", claim, wins: { ...kept.wins, [claim.id]: dayOf(claim.claimed_at) } });
+		if (view && remaining >= 0) view.remaining = remaining;
+		pollIn(SNAPSHOT_MS_MAX); // until then the edge's snapshot is older than this answer
+	} else if (SPENT.test(code)) {
+		if (claim) delete kept.wins[claim.id];
+		keep({ state: "denied", key: null, unknown: false });
+	} else if (kind === "denied") {
+		// Rules are tried after the look for the key; other refusals settle nothing.
+		if (!kept.unknown || STOPPED.test(code) || LIMITED.test(code)) keep({ state: "denied" });
+		if (code === "unauthenticated") signOut(answer);
+	}
+}
+
+// The claim as it stands: after a reload, and while it is held.
+async function lookUp() {
+	const { id } = outcome.claim;
+	const reply = await call(`/v1/claims/${id}`, bearer());
+	if (busy || outcome?.claim?.id !== id) return;
+	if (reply.body.claim) settle(fromClaim(reply.body.claim, outcome.code === "replayed"));
+	else if (reply.status === 404) {
+		delete kept.wins[id];
+		keep({ state: "denied", unknown: true });
+		outcome = { ...problemOf(reply), code: "claim_not_found", kind: "denied" };
+	}
+	render();
+}
+
+// A denial stands until what caused it is seen to be over.
+function lapsed({ code, at, until, problem }) {
+	if (LIMITED.test(code)) return (until > at && now() >= until) || view?.version > problem?.version;
+	return STOPPED.test(code) && seenAt > at + SNAPSHOT_MS_MAX && stateNow() === "open";
+}
+
+const dayOf = (time) => new Intl.DateTimeFormat("en", { timeZone: view?.time_zone }).format(new Date(time));
+
+function mayClaimMore() {
+	const { per_user, per_user_per_day } = view.limits;
+	const days = Object.values(kept.wins);
+	const today = days.filter((day) => day === dayOf(now()));
+	return days.length < (per_user ?? 1e9) && today.length < (per_user_per_day ?? 1e9);
+}
+
+// Untouched text is not announced again.
+function show(target, text) {
+	const element = target.nodeType ? target : $(target);
+	if (element.textContent !== text) element.textContent = text;
+}
+
+const moment = (time) => new Date(time).toLocaleString(languages[lang].tag, { weekday: "short", month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
+
+// Parts between "|" that miss a value, or have a 0, are left out.
+function fill(template, values, joint = "") {
+	const known = (part) => [...part.matchAll(/{(\w+)}/g)].every(([, name]) => values[name]);
+	const value = (_, name) => name.endsWith("_at") ? moment(values[name]) : values[name].toLocaleString(languages[lang].tag);
+	return template.split("|").filter(known).join(joint).replace(/{(\w+)}/g, value);
+}
+
+function render() {
+	const words = languages[lang];
+	if (outcome && lapsed(outcome)) outcome = null;
+	const state = view ? stateNow() : trouble ? "error" : "loading";
+	const shown = busy ? null : outcome ?? (view ? null : trouble);
+	document.body.dataset.phase = busy ?? shown?.kind ?? state;
+	document.documentElement.lang = words.tag;
+	show("lang", words.other);
+	show("state", words.state[state] ?? words[state][0]);
+	$("state").dataset.state = state;
+	if (view) renderCampaign(words, state);
+	else if (trouble) show("name", campaign);
+	renderResult(words, shown, state);
+	renderButtons(words, shown, state);
+	show("user", token ? fill(words.you, { user }) : token === null ? words.unauthenticated[0] : "");
+	show("note", view && trouble ? words.offline : "");
+}
+
+function renderCampaign(words, state) {
+	const { name, remaining, time_zone, starts_at, ends_at, limits } = view;
+	show("name", document.title = name);
+	show("remaining", remaining?.toLocaleString(words.tag) ?? words.unlimited);
+	show("remaining-of", remaining == null ? "" : fill(words.left, limits));
+	$("meter").className = remaining == null || !limits.total ? "none" : "";
+	$("meter").value = remaining / limits.total || 0;
+	show("limits", words.perPerson + (fill(words.limits, { ...limits, time_zone }, " · ") || words.noLimits));
+
+	const starts = now() < Date.parse(starts_at);
+	const to = state === "ended" ? null : starts ? starts_at : ends_at;
+	const left = to ? Math.max(0, Math.ceil((Date.parse(to) - now()) / 1000)) : 0;
+	const parts = [left / 86400, (left / 3600) % 24, (left / 60) % 60, left % 60].map(Math.floor);
+	Object.assign($("countdown").dataset, { to: to ? (starts ? "starts" : "ends") : "none", seconds: left, days: parts[0] });
+	show("countdown-label", to ? (starts ? words.opensIn : words.endsIn) : state === "ended" ? words.ended[0] : words.noEnd);
+	show("when", fill(words.at, { to_at: to ?? ends_at }));
+	[...$("countdown").children].forEach((cell, at) => {
+		cell.hidden = !at && !parts[0];
+		show(cell.firstChild, to ? String(parts[at]).padStart(at && 2, "0") : "--");
+		show(cell.lastChild, words.units[at]);
+	});
+}
+
+function textOf(words, { code, problem = {}, claim, until }) {
+	if (!words[code] && problem.title) return [problem.title, problem.detail ?? ""];
+	const [title, detail] = words[code] ?? words.problem;
+	const expires_at = claim?.status === "held" && claim.expires_at;
+	return [title, fill(detail, { ...view?.limits, ...problem, ...claim, expires_at, seconds: secondsTo(until) })];
+}
+
+const secondsTo = (until) => Math.max(0, Math.ceil((until - now()) / 1000)) || 0;
+
+function renderResult(words, shown, state) {
+	const told = shown ?? (!busy && /paused|ended|sold/.test(state) ? { code: state, problem: view } : null);
+	const [title, detail] = told ? textOf(words, told) : busy === "retrying" ? words.asking : [busy ? words.button.sending : "", words.idle];
+	const won = shown?.kind === "won" && shown.claim;
+	$("result").dataset.code = shown?.code ?? "";
+	$("result").className = busy === "retrying" || (told && !won) ? "told" : "";
+	show("yours", words.yours);
+	show("no", won ? "No." : "");
+	show("sequence", String(won ? won.sequence : "—"));
+	show("message", title);
+	show("detail", detail);
+	$("proof").hidden = !won;
+	show("claim-id", won ? won.id : "");
+	show("copy", Date.now() - copied < 2000 ? words.copied : words.copy);
+	show("request", fill(words.request, shown?.problem ?? {}));
+}
+
+function renderButtons(words, shown, state) {
+	const { code, kind, until } = shown ?? {};
+	const done = kind === "won" || SPENT.test(code);
+	const stuck = unsure() || kind === "error" || /^(rate_limited|claim_not_found)$/.test(code);
+	const again = !busy && token !== null && (done ? state === "open" && mayClaimMore() : stuck);
+	const seconds = secondsTo(until);
+	$("again").hidden = !again;
+	$("again").disabled = !again || seconds > 0;
+	show("again", done ? words.another : fill(words.again, { seconds }));
+	const stopped = STOPPED.test(code) ? code : state === "open" ? null : state;
+	const label = busy || (token === null ? "signedOut" : LIMITED.test(code) ? "limit" : stopped);
+	$("claim").hidden = again || done;
+	$("claim").disabled = again || done || label;
+	show("claim", words.button[label ?? "open"] ?? words.state[label] ?? words[label][0]);
+}
+
+// On each second of the countdown. A crowd sees the state turn at once, so it asks the server spread out.
+function tick() {
+	const state = view && stateNow();
+	if (lastState && state !== lastState) pollIn(Math.random() * 800);
+	lastState = state;
+	render();
+	const target = Date.parse(now() < Date.parse(view?.starts_at) ? view.starts_at : view?.ends_at) || 0;
+	setTimeout(tick, ((((target - now()) % 1000) + 1000) % 1000) + 5);
+}
+
+$("claim").onclick = claim;
+$("again").onclick = () => {
+	if (outcome?.kind === "won") keep({ key: null, unknown: false, state: "denied" }); // another one: a key of its own
+	claim();
+};
+$("copy").onclick = async () => {
+	getSelection().selectAllChildren($("claim-id"));
+	await navigator.clipboard.writeText($("claim-id").textContent); // refused: it stays selected
+	copied = Date.now();
+	render();
+};
+$("lang").onclick = () => {
+	lang = lang === "en" ? "zh" : "en";
+	query.set("lang", lang);
+	history.replaceState(null, "", `?${query}`);
+	render();
+};
+document.onvisibilitychange = window.ononline = () => {
+	interval = POLL_MS_MIN;
+	if (clock) clock.at = 0; // it may have slept
+	pollIn(0);
+};
+window.onhashchange = () => location.reload();
+
+render();
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) history.replaceState(null, "", location.pathname + location.search);
+const known = given ?? load("token");
+await Promise.all([refresh(), known ? useToken(known) : demoToken()]);
+if (kept?.state === "won") outcome = fromClaim(kept.claim);
+tick();
+if (unsure()) claim();
+else if (outcome?.claim) lookUp();

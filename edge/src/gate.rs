@@ -1,0 +1,481 @@
+//! The early decision, step by step and cheapest first: shape of the head → what is known of the campaign → shape of
+//! the body → who asks. (How often is counted by `rates`.) It never says "won": a refusal here only saves core a call.
+//!
+//! Nothing here does I/O or reads a clock.
+
+use claimgate_shared::claim::AskedQuantity;
+use claimgate_shared::problem::parse_json;
+use claimgate_shared::user_token::UserTokens;
+use claimgate_shared::window::Position;
+use claimgate_shared::{
+    CampaignId, CampaignState, ClaimId, ClaimRequest, Code, Denial, IdempotencyKey, Problem, Quantity,
+    Timestamp, UserId,
+};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::campaigns::{Memory, Snapshot};
+
+/// The longest request body, in bytes.
+pub const BODY_BYTES_MAX: usize = 4096;
+
+/// The headers that say what a body is.
+#[derive(Debug, Clone, Default)]
+pub struct BodyHeaders {
+    /// `Content-Type`
+    pub content_type: Option<String>,
+    /// `Content-Encoding`
+    pub content_encoding: Option<String>,
+    /// `Content-Length`
+    pub content_length: Option<String>,
+}
+
+impl BodyHeaders {
+    /// Refuses a body that is not to be read: no JSON, compressed, or too long by its own word.
+    pub fn check(&self) -> Result<(), Problem> {
+        let media_type = self.content_type.as_deref().unwrap_or_default().split(';').next();
+        if !media_type.is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json")) {
+            return Err(Problem::new(
+                Code::UnsupportedMediaType,
+                "the body must be application/json",
+            ));
+        }
+        let encoding = self.content_encoding.as_deref().unwrap_or_default().trim();
+        if !(encoding.is_empty() || encoding.eq_ignore_ascii_case("identity")) {
+            return Err(Problem::new(
+                Code::UnsupportedMediaType,
+                "the body must not be compressed",
+            ));
+        }
+        match self.content_length.as_deref().map(str::parse::<usize>) {
+            Some(Ok(length)) if length > BODY_BYTES_MAX => Err(too_large()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The refusal of a body above [`BODY_BYTES_MAX`].
+pub fn too_large() -> Problem {
+    let detail = format!("the body must be at most {BODY_BYTES_MAX} bytes");
+    Problem::new(Code::PayloadTooLarge, detail)
+}
+
+/// The id in a campaign's path. One that could not be an id is one that does not exist.
+pub fn campaign_id(text: &str) -> Result<CampaignId, Problem> {
+    text.parse().map_err(|_| campaign_not_found())
+}
+
+/// The refusal of a campaign that core does not know.
+pub fn campaign_not_found() -> Problem {
+    Problem::new(Code::CampaignNotFound, "there is no such campaign")
+}
+
+/// A claim, before its body is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClaimHead {
+    campaign: CampaignId,
+    key: Option<IdempotencyKey>,
+    is_first_try: bool,
+}
+
+impl ClaimHead {
+    /// Reads the path's campaign and the headers `Idempotency-Key` and `Claimgate-Attempt`.
+    pub fn parse(campaign: &str, key: Option<&str>, attempt: Option<&str>) -> Result<Self, Problem> {
+        // A header sent twice arrives joined by ", ", which is no key either.
+        let key: Option<IdempotencyKey> = key
+            .map(str::parse)
+            .transpose()
+            .map_err(|why| Problem::invalid("Idempotency-Key", why))?;
+        Ok(Self {
+            campaign: campaign_id(campaign)?,
+            is_first_try: key.is_none() || attempt == Some("1"),
+            key,
+        })
+    }
+
+    /// What is claimed from.
+    pub fn campaign(&self) -> &CampaignId {
+        &self.campaign
+    }
+
+    /// Refuses what core would refuse for certain, by what is remembered of the campaign. A retry may meet a claim that
+    /// was granted, and only core knows.
+    pub fn check_known(&self, memory: &Memory, now: Timestamp) -> Result<(), Problem> {
+        if !self.is_first_try {
+            return Ok(());
+        }
+        match memory {
+            Memory::Nothing => Ok(()),
+            Memory::Unknown => Err(campaign_not_found()),
+            Memory::Snapshot(snapshot) => match denial(snapshot, now) {
+                Some(denial) => Err(denial.problem(snapshot.view().version)),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The claim to be sent to core. `new_key` is for a browser that gave none.
+    pub fn into_request(self, user: UserId, quantity: Quantity, new_key: IdempotencyKey) -> ClaimRequest {
+        ClaimRequest {
+            campaign_id: self.campaign,
+            user_id: user,
+            quantity,
+            idempotency_key: self.key.unwrap_or(new_key),
+        }
+    }
+}
+
+/// The denial that core's rules are sure to give at `now`: by hand first, then the window, then the stock.
+fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
+    let view = snapshot.view();
+    let position = snapshot.position(now);
+    let ends_at = view.window.ends_at();
+    match (view.state, position) {
+        (CampaignState::Paused, _) => Some(Denial::Paused),
+        (_, Some(Position::After)) => Some(Denial::Ended { ends_at }),
+        (CampaignState::Ended, _) => Some(Denial::Ended { ends_at: None }),
+        (_, Some(Position::Before)) => Some(Denial::NotStarted {
+            starts_at: view.window.starts_at(),
+        }),
+        // A return puts units back at any time, so this is believed for less long than the window.
+        (_, Some(Position::Inside)) if view.remaining == Some(0) && snapshot.is_fresh(now) => {
+            Some(Denial::SoldOut { remaining: 0 })
+        }
+        _ => None,
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClaimBody {
+    #[serde(default = "AskedQuantity::one")]
+    quantity: AskedQuantity,
+}
+
+/// The units that a claim's body asks for: `{}` is one.
+pub fn parse_claim_body(body: &[u8]) -> Result<Quantity, Problem> {
+    let ClaimBody { quantity } = parse_object(body)?;
+    quantity.check()
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DemoBody {
+    user_id: UserId,
+}
+
+/// The user for whom a demo token is asked.
+pub fn parse_demo_body(body: &[u8]) -> Result<UserId, Problem> {
+    parse_object(body).map(|DemoBody { user_id }| user_id)
+}
+
+/// serde reads a struct from an array, too: here only an object will do.
+fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    match body.trim_ascii_start().first() {
+        Some(b'{') | None => parse_json(body),
+        Some(_) => Err(Problem::invalid("body", "must be a JSON object")),
+    }
+}
+
+/// The user that an `Authorization` header speaks for. Why it does not is nobody's business but the log's.
+pub fn authenticate(header: Option<&str>, tokens: &UserTokens, now: Timestamp) -> Result<UserId, Problem> {
+    let refusal = || Problem::new(Code::Unauthenticated, "a valid bearer token is needed");
+    let (scheme, token) = header.and_then(|text| text.split_once(' ')).ok_or_else(refusal)?;
+    if !scheme.eq_ignore_ascii_case("bearer") {
+        return Err(refusal());
+    }
+    tokens.verify(token.trim(), now).map_err(|_| refusal())
+}
+
+/// The claim that `text` names, if it is `user`'s: another's is answered like one that does not exist.
+pub fn own_claim(text: &str, user: &UserId) -> Result<ClaimId, Problem> {
+    text.parse()
+        .ok()
+        .filter(|id: &ClaimId| id.user == *user)
+        .ok_or_else(|| Problem::new(Code::ClaimNotFound, "there is no such claim"))
+}
+
+/// Whether `If-None-Match` names `etag`. Compared weakly, as GET is (RFC 9110, 13.1.2).
+pub fn names_etag(if_none_match: Option<&str>, etag: &str) -> bool {
+    let list = if_none_match.unwrap_or_default();
+    list.split(',')
+        .map(str::trim)
+        .any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == etag)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use claimgate_shared::signature::SecretKey;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::campaigns::tests::{at, view};
+
+    fn known(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Memory {
+        let view = view(state, remaining, server_ms);
+        Memory::Snapshot(Rc::new(Snapshot::new(view, at(1_000), at(1_000))))
+    }
+
+    fn first_try() -> ClaimHead {
+        ClaimHead::parse("demo", None, None).unwrap()
+    }
+
+    fn refusal(memory: &Memory, now_ms: i64) -> Option<Code> {
+        let refused = first_try().check_known(memory, at(now_ms)).err();
+        refused.map(|problem| problem.code)
+    }
+
+    #[test]
+    fn only_what_cannot_be_a_retry_is_a_first_try() {
+        for (key, attempt, is_first_try) in [
+            (None, None, true),
+            (None, Some("2"), true),
+            (Some("k-1"), Some("1"), true),
+            (Some("k-1"), None, false),
+            (Some("k-1"), Some("2"), false),
+            (Some("k-1"), Some("1, 1"), false),
+            (Some("k-1"), Some("01"), false),
+        ] {
+            let head = ClaimHead::parse("demo", key, attempt).unwrap();
+            assert_eq!(head.is_first_try, is_first_try, "{key:?} {attempt:?}");
+        }
+    }
+
+    #[test]
+    fn keys_and_campaigns_that_are_none_are_refused() {
+        let long = "k".repeat(65);
+        for key in ["", "a b", "a, b", "ключ", "a{}", "a:b", long.as_str()] {
+            let refused = ClaimHead::parse("demo", Some(key), None).unwrap_err();
+            assert_eq!(refused.code, Code::InvalidRequest, "{key}");
+            assert_eq!(refused.members.field.as_deref(), Some("Idempotency-Key"));
+        }
+        for campaign in ["", "a.b", "a%00b", "{}", "*", long.as_str()] {
+            let refused = ClaimHead::parse(campaign, None, None).unwrap_err();
+            assert_eq!(refused.code, Code::CampaignNotFound, "{campaign}");
+        }
+    }
+
+    #[test]
+    fn a_first_try_is_refused_by_what_is_known() {
+        // The window is 10,000 to 20,000 by core's clock, which read server_ms when ours read 1,000.
+        use CampaignState::{Ended, Open, Paused, Scheduled, SoldOut};
+        for (state, remaining, server_ms, code) in [
+            (Scheduled, Some(5), 5_000, Some(Code::NotStarted)),
+            (Scheduled, Some(0), 5_000, Some(Code::NotStarted)),
+            (Paused, Some(5), 5_000, Some(Code::Paused)),
+            (Ended, Some(5), 5_000, Some(Code::Ended)),
+            (Ended, Some(5), 25_000, Some(Code::Ended)),
+            (Open, Some(5), 15_000, None),
+            (Open, None, 15_000, None),
+            (SoldOut, Some(0), 15_000, Some(Code::SoldOut)),
+            (SoldOut, Some(0), 25_000, Some(Code::Ended)),
+        ] {
+            assert_eq!(
+                refusal(&known(state, remaining, server_ms), 1_500),
+                code,
+                "{state:?} {server_ms}"
+            );
+        }
+        assert_eq!(refusal(&Memory::Unknown, 1_500), Some(Code::CampaignNotFound));
+        assert_eq!(refusal(&Memory::Nothing, 1_500), None);
+    }
+
+    #[test]
+    fn the_window_opens_and_closes_between_two_snapshots() {
+        let opening = known(CampaignState::Scheduled, Some(5), 9_500);
+        assert_eq!(refusal(&opening, 1_490), Some(Code::NotStarted));
+        assert_eq!(refusal(&opening, 1_500), None);
+        assert_eq!(refusal(&opening, 1_510), None);
+        let closing = known(CampaignState::Open, Some(5), 19_500);
+        assert_eq!(refusal(&closing, 1_490), None);
+        assert_eq!(refusal(&closing, 1_510), Some(Code::Ended));
+    }
+
+    #[test]
+    fn sold_out_is_believed_for_a_second() {
+        let sold_out = known(CampaignState::SoldOut, Some(0), 15_000);
+        assert_eq!(refusal(&sold_out, 2_000), Some(Code::SoldOut));
+        assert_eq!(refusal(&sold_out, 2_001), None);
+    }
+
+    #[test]
+    fn a_retry_is_never_refused_by_what_is_known() {
+        let retry = ClaimHead::parse("demo", Some("k-1"), Some("2")).unwrap();
+        for memory in [
+            Memory::Unknown,
+            known(CampaignState::SoldOut, Some(0), 15_000),
+            known(CampaignState::Ended, Some(0), 25_000),
+            known(CampaignState::Paused, Some(0), 15_000),
+        ] {
+            assert!(retry.check_known(&memory, at(1_500)).is_ok(), "{memory:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_what_core_would_say() {
+        let scheduled = known(CampaignState::Scheduled, Some(5), 5_000);
+        let refused = first_try().check_known(&scheduled, at(1_500)).unwrap_err();
+        assert_eq!(
+            refused,
+            Denial::NotStarted {
+                starts_at: at(10_000)
+            }
+            .problem(3)
+        );
+        let by_hand = known(CampaignState::Ended, Some(5), 15_000);
+        let refused = first_try().check_known(&by_hand, at(1_500)).unwrap_err();
+        assert_eq!(refused, Denial::Ended { ends_at: None }.problem(3));
+    }
+
+    #[test]
+    fn bodies_are_judged_by_their_headers() {
+        let check = |content_type: &str, encoding: Option<&str>, length: Option<&str>| {
+            let headers = BodyHeaders {
+                content_type: Some(content_type.to_owned()),
+                content_encoding: encoding.map(str::to_owned),
+                content_length: length.map(str::to_owned),
+            };
+            headers.check().map_err(|problem| problem.code.status())
+        };
+        assert_eq!(check("application/json", None, None), Ok(()));
+        assert_eq!(
+            check("Application/JSON; charset=utf-8", Some("identity"), Some("4096")),
+            Ok(())
+        );
+        assert_eq!(check("application/json", None, Some("4097")), Err(413));
+        assert_eq!(check("application/json", Some("gzip"), None), Err(415));
+        for media in [
+            "",
+            "text/plain",
+            "application/json, text/plain",
+            "application/jsonp",
+        ] {
+            assert_eq!(check(media, None, None), Err(415), "{media}");
+        }
+        assert_eq!(
+            BodyHeaders::default().check().unwrap_err().code,
+            Code::UnsupportedMediaType
+        );
+    }
+
+    #[test]
+    fn a_claims_body_is_an_object_with_at_most_a_quantity() {
+        let parse = |body: &str| {
+            let parsed = parse_claim_body(body.as_bytes());
+            parsed.map(Quantity::get).map_err(|problem| problem.code.status())
+        };
+        assert_eq!(parse("{}"), Ok(1));
+        assert_eq!(parse(r#" {"quantity":2} "#), Ok(2));
+        for range in ["0", "-1", "4294967296"] {
+            assert_eq!(parse(&format!("{{\"quantity\":{range}}}")), Err(422), "{range}");
+        }
+        let deep = "[".repeat(1_000);
+        for body in [
+            "",
+            "{",
+            "[]",
+            "[2]",
+            "null",
+            "\u{feff}{}",
+            deep.as_str(),
+            r#"{"quantity":1,"quantity":1}"#,
+            r#"{"quantity":null}"#,
+            r#"{"quantity":"1"}"#,
+            r#"{"quantity":1.0}"#,
+            r#"{"user_id":"mallory"}"#,
+        ] {
+            assert_eq!(parse(body), Err(400), "{body}");
+        }
+        let refused = parse_claim_body(br#"{"quantity":"1"}"#).unwrap_err();
+        assert_eq!(refused.members.field.as_deref(), Some("quantity"));
+    }
+
+    #[test]
+    fn who_asks_is_the_tokens_subject() {
+        let tokens = UserTokens {
+            key: SecretKey::from_bytes(b"a key for tests, not all the same".to_vec()).unwrap(),
+            issuer: "claimgate".to_owned(),
+            audience: "claimgate".to_owned(),
+        };
+        let alice: UserId = "alice".parse().unwrap();
+        let token = tokens.mint(&alice, at(1_000), 60).unwrap();
+        let ask = |header: &str| authenticate(Some(header), &tokens, at(1_000));
+        assert_eq!(ask(&format!("Bearer {token}")), Ok(alice.clone()));
+        assert_eq!(ask(&format!("bearer {token}")), Ok(alice));
+        for header in [
+            String::new(),
+            token.clone(),
+            format!("Basic {token}"),
+            format!("Bearer {token}, Bearer {token}"),
+        ] {
+            assert_eq!(ask(&header).unwrap_err().code, Code::Unauthenticated, "{header}");
+        }
+        assert_eq!(
+            authenticate(None, &tokens, at(1_000)).unwrap_err().code,
+            Code::Unauthenticated
+        );
+    }
+
+    #[test]
+    fn a_claim_is_shown_to_its_user_only() {
+        let alice: UserId = "alice".parse().unwrap();
+        let id = ClaimId::derive("demo".parse().unwrap(), alice.clone(), &"k1".parse().unwrap());
+        assert_eq!(own_claim(&id.to_string(), &alice), Ok(id.clone()));
+        let other = own_claim(&id.to_string(), &"bob".parse().unwrap()).unwrap_err();
+        assert_eq!(other, own_claim("nonsense", &alice).unwrap_err());
+    }
+
+    #[test]
+    fn etags_are_compared_weakly() {
+        for (header, is_named) in [
+            (Some("\"a\""), true),
+            (Some("W/\"a\""), true),
+            (Some("\"b\", \"a\""), true),
+            (Some("*"), true),
+            (Some("\"b\""), false),
+            (Some("a"), false),
+            (None, false),
+        ] {
+            assert_eq!(names_etag(header, "\"a\""), is_named, "{header:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_head_makes_the_parser_panic(campaign in any::<String>(), key in any::<Option<String>>(), attempt in any::<Option<String>>()) {
+            let _ = ClaimHead::parse(&campaign, key.as_deref(), attempt.as_deref());
+        }
+
+        #[test]
+        fn only_the_contracts_keys_pass(key in any::<String>()) {
+            let allowed = (1..=64).contains(&key.len())
+                && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+            prop_assert_eq!(ClaimHead::parse("demo", Some(&key), None).is_ok(), allowed);
+        }
+
+        #[test]
+        fn no_body_makes_the_parser_panic(body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_claim_body(&body);
+            let _ = parse_demo_body(&body);
+        }
+
+        #[test]
+        fn every_quantity_that_fits_is_read(quantity in 1..=u32::MAX) {
+            let body = format!("{{\"quantity\":{quantity}}}");
+            prop_assert_eq!(parse_claim_body(body.as_bytes()).map(Quantity::get), Ok(quantity));
+        }
+
+        #[test]
+        fn a_refusal_never_contradicts_the_window(server_ms in 0_i64..30_000, later_ms in 0_i64..2_000) {
+            let open = known(CampaignState::Open, None, server_ms);
+            let server_now = server_ms + later_ms;
+            match refusal(&open, 1_000 + later_ms) {
+                Some(Code::NotStarted) => prop_assert!(server_now < 10_000),
+                Some(Code::Ended) => prop_assert!(server_now >= 20_000),
+                refused => prop_assert_eq!(refused, None),
+            }
+        }
+    }
+}

@@ -1,0 +1,19 @@
+-- find: reads one claim as it stands, and the campaign's counters. Writes nothing.
+--
+-- KEYS  as in prelude.lua
+-- ARGV  1-3 as in prelude.lua, and for a claim 4 user id, 5 digest (16 bytes)
+--
+-- Replies
+--   {'found', now ms, version, taken, sequence, backlog, claim's record or false}
+--   {'not_ready', why}    as in claim.lua
+
+local campaign, why = open_campaign()
+if not campaign then return { 'not_ready', why } end
+local record = false
+if ARGV[4] then
+  local user = unpack_user(redis.call('HGET', KEYS[2], ARGV[4]))
+  local at = find_inline(user.claims, ARGV[5])
+  record = at and string.sub(user.claims, at, at + CLAIM - 1)
+  if not at and user.moved == 1 then record = redis.call('HGET', KEYS[3], ARGV[5]) end
+end
+return { 'found', milliseconds(), campaign.version, campaign.taken, campaign.sequence, campaign.backlog, record or false }

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# `make check`: all that can be said about the tree without running it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/tools.sh
+
+say() { printf '\n== %s\n' "$*"; }
+
+say format
+cargo fmt --all --check
+
+say shell and JavaScript
+for script in scripts/*.sh .ci/run; do bash -n "$script"; done
+if has shellcheck; then shellcheck -x scripts/*.sh .ci/run; fi
+# As modules whatever they are loaded as: by name alone node would not look inside a module.
+for script in edge/assets/*.js; do node --input-type=module --check <"$script"; done
+
+say clippy
+cargo clippy --workspace --all-targets -- -D warnings
+# Debian's Rust, the other way to build the Worker, brings no clippy for rustup's.
+if has_wasm_target; then cargo clippy -p claimgate-edge --target wasm32-unknown-unknown -- -D warnings; fi
+
+say licences, bans, sources
+deny=$(cargo_deny)
+"$deny" check licenses bans sources
+
+say advisories
+# Fetched apart, so that an unreachable database is told from a vulnerable crate.
+if timeout 60 "$deny" fetch db >/dev/null 2>&1; then
+    "$deny" check --disable-fetch advisories
+else
+    echo "The advisory database cannot be reached: skipped."
+fi

@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Brings a bare machine to where everything builds and every test runs; a second run finds all in place.
+#
+#   scripts/setup.sh          what `make up` and `make test` need
+#   scripts/setup.sh --lint   and what only `make check` needs
+#
+# Each step first looks whether there is anything to do, then does the usual thing, then falls back to what
+# works where only packages (crates, npm, Debian's) can be fetched. In the checkout it writes node_modules only.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/tools.sh
+
+log=${TMPDIR:-/tmp}/claimgate-setup-$(id -u).log
+: >"$log"
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+can_apt() { has apt-get && as_root true 2>/dev/null; }
+
+apt_install() {
+    # Programs are wanted, not services: policy-rc.d keeps Debian from starting what it installs now, and
+    # `disable` from starting it at the next boot.
+    local policy=/usr/sbin/policy-rc.d ours=
+    if [ ! -e $policy ]; then
+        ours=1
+        printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
+        as_root chmod +x $policy
+    fi
+    local status=0
+    as_root apt-get update || status=$?
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" || status=$?
+    if [ $ours ]; then as_root rm -f $policy; fi
+    return $status
+}
+
+# --- the steps: <name>_ready looks, <name>_get brings ---------------------------------------------------
+
+missing_packages() {
+    has redis-server || has valkey-server || echo redis-server
+    has postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql
+    has chromium || has chromium-browser || has google-chrome || echo chromium
+    has chromedriver || echo chromium-driver
+    has cc || echo gcc libc6-dev
+    has pkg-config || echo pkg-config
+    pkg-config --exists openssl 2>/dev/null || echo libssl-dev # worker-build links it
+    local program
+    for program in curl make strace; do has $program || echo $program; done
+}
+packages_ready() { [ -z "$(missing_packages)" ]; }
+packages_get() {
+    local packages had_redis='' had_postgres=''
+    packages=$(missing_packages | tr '\n' ' ')
+    if ! can_apt; then
+        echo "Please install, under the names your system has for them: $packages"
+        echo "(With Debian's apt, as root or with sudo that asks no password, this script does it.)"
+        return 1
+    fi
+    # shellcheck disable=SC2086 # a list of words
+    apt_install $packages
+    local service
+    for service in redis-server postgresql; do
+        if has systemctl && [[ " $packages" == *" $service "* ]]; then as_root systemctl disable --now $service; fi
+    done
+}
+
+rust_ready() { has cargo && { has_wasm_target || has_debian_rust; }; }
+rust_get() {
+    has cargo || { echo "Please install Rust with rustup."; return 1; }
+    if has rustup && rustup target add wasm32-unknown-unknown; then return; fi
+    can_apt || { echo "Please install Rust's standard library for wasm32-unknown-unknown."; return 1; }
+    apt_install rustc-web cargo-web rust-web-src
+}
+
+# $1 is the program's path as tool() gives it, $2 and $3 the crate and its version, the rest for cargo install.
+cargo_get() {
+    local root=${1%/bin/*} crate=$2 version=$3
+    shift 3
+    cargo install "$crate" --version "$version" --root "$root" "$@"
+}
+worker_build_ready() { [ -x "$(worker_build)" ]; }
+worker_build_get() { cargo_get "$(worker_build)" worker-build "$worker_build_version" --locked; }
+
+wasm_bindgen_ready() { [ -x "$(wasm_bindgen)" ]; }
+# Not --locked: the lock file published with it does not resolve everywhere.
+wasm_bindgen_get() { cargo_get "$(wasm_bindgen)" wasm-bindgen-cli "$wasm_bindgen_version"; }
+
+cargo_deny_ready() { [ -x "$(cargo_deny)" ]; }
+cargo_deny_get() { cargo_get "$(cargo_deny)" cargo-deny "$cargo_deny_version" --locked; }
+
+# The copy is made when npm was through: it tells a finished install of this very lock file.
+node_tools_ready() { cmp -s package-lock.json node_modules/.installed-lock.json; }
+node_tools_get() {
+    has npm || { echo "Please install Node (20 will do: the one that is used comes with the checkout)."; return 1; }
+    npm ci --no-audit --no-fund
+    cp package-lock.json node_modules/.installed-lock.json
+}
+
+# --- the run --------------------------------------------------------------------------------------------
+
+steps=(packages rust worker_build wasm_bindgen node_tools)
+if [ "${1:-}" = --lint ]; then steps+=(cargo_deny); fi
+
+number=0
+for step in "${steps[@]}"; do
+    number=$((number + 1))
+    printf '[%d/%d] %s … ' $number ${#steps[@]} "${step//_/-}"
+    if "${step}_ready"; then
+        echo ready
+        continue
+    fi
+    SECONDS=0
+    # In a condition bash would ignore -e within the step.
+    set +e
+    (set -e; "${step}_get") >>"$log" 2>&1 </dev/null
+    status=$?
+    set -e
+    if [ $status = 0 ] && "${step}_ready"; then
+        echo "$SECONDS s"
+    else
+        printf 'failed after %d s. The end of %s:\n\n' $SECONDS "$log"
+        tail -n 30 "$log"
+        exit 1
+    fi
+done

@@ -1,0 +1,141 @@
+//! What everybody may see of a campaign.
+
+use std::num::NonZeroU32;
+
+use serde::{Deserialize, Serialize};
+
+use crate::window::Position;
+use crate::{CampaignId, Timestamp, Window};
+
+/// How much may be claimed, in units; `None` is unlimited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// By everybody together.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub total: Option<NonZeroU32>,
+    /// By one user, over the whole campaign.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub per_user: Option<NonZeroU32>,
+    /// By one user on one calendar day of the campaign's time zone.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub per_user_per_day: Option<NonZeroU32>,
+    /// In one claim.
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub per_claim: Option<NonZeroU32>,
+}
+
+/// What an admin has set by hand, apart from the window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Switch {
+    /// Claims are judged by the window and the limits.
+    On,
+    /// No claims until resumed.
+    Paused,
+    /// No claims ever again.
+    Ended,
+}
+
+/// What a caller can expect of a campaign now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum CampaignState {
+    /// Before its window.
+    Scheduled,
+    /// Claims are decided.
+    Open,
+    /// Stopped by an admin for a while.
+    Paused,
+    /// Past its window, or ended by an admin.
+    Ended,
+    /// Nothing left of `total`.
+    SoldOut,
+}
+
+impl CampaignState {
+    /// The state at `now`, in the order in which the rules refuse: by hand, window, total.
+    pub fn at(now: Timestamp, switch: Switch, window: Window, remaining: Option<u32>) -> Self {
+        match (switch, window.position(now)) {
+            (Switch::Ended, _) => Self::Ended,
+            (Switch::Paused, _) => Self::Paused,
+            (Switch::On, Position::Before) => Self::Scheduled,
+            (Switch::On, Position::After) => Self::Ended,
+            (Switch::On, Position::Inside) if remaining == Some(0) => Self::SoldOut,
+            (Switch::On, Position::Inside) => Self::Open,
+        }
+    }
+}
+
+/// A campaign as callers see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CampaignView {
+    /// Its id.
+    pub id: CampaignId,
+    /// Its name, for people.
+    pub name: String,
+    /// Its state at `server_time`.
+    pub state: CampaignState,
+    /// When it opens and, unless `null`, closes.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "openapi", schema(value_type = WindowSchema))]
+    pub window: Window,
+    /// IANA name of the zone whose calendar days count.
+    pub time_zone: String,
+    /// Its limits.
+    pub limits: Limits,
+    /// Units left of `total`; `null` when that is unlimited.
+    pub remaining: Option<u32>,
+    /// Raised by every change an admin makes, and by nothing else.
+    pub version: u64,
+    /// The deciding clock when this was read.
+    pub server_time: Timestamp,
+}
+
+/// [`Window`] in the OpenAPI description.
+#[cfg(feature = "openapi")]
+#[derive(utoipa::ToSchema)]
+pub struct WindowSchema {
+    /// The first instant of the window.
+    pub starts_at: Timestamp,
+    /// The first instant after it; `null` when it stays open.
+    pub ends_at: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hand_goes_before_the_window_and_the_window_before_the_stock() {
+        let at = |ms| Timestamp::from_ms(ms).unwrap();
+        let window = Window::new(at(10), Some(at(20))).unwrap();
+        let state = |now, switch, left| CampaignState::at(at(now), switch, window, left);
+        assert_eq!(state(5, Switch::Paused, Some(0)), CampaignState::Paused);
+        assert_eq!(state(25, Switch::Ended, Some(1)), CampaignState::Ended);
+        assert_eq!(state(5, Switch::On, Some(0)), CampaignState::Scheduled);
+        assert_eq!(state(15, Switch::On, Some(0)), CampaignState::SoldOut);
+        assert_eq!(state(15, Switch::On, None), CampaignState::Open);
+        assert_eq!(state(20, Switch::On, None), CampaignState::Ended);
+    }
+
+    #[test]
+    fn a_limit_is_never_zero_nor_past_32_bits() {
+        for (json, good) in [
+            ("1", true),
+            ("4294967295", true),
+            ("null", true),
+            ("0", false),
+            ("-1", false),
+            ("4294967296", false),
+            ("1.0", false),
+            ("\"1\"", false),
+        ] {
+            let limits = serde_json::from_str::<Limits>(&format!("{{\"total\":{json}}}"));
+            assert_eq!(limits.is_ok(), good, "{json}");
+        }
+    }
+}

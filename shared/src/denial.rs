@@ -1,0 +1,105 @@
+//! A denial: a claim that a rule refuses. Data, not an error; it changes nothing.
+
+use crate::problem::{Limit, Members};
+use crate::{Code, Problem, Timestamp};
+
+/// The first rule that refuses, and what the caller can do with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Denial {
+    /// The key was used for another quantity.
+    IdempotencyKeyReused,
+    /// Paused by an admin.
+    Paused,
+    /// Past the window, or ended by an admin (then without a time).
+    Ended {
+        /// When the window closed.
+        ends_at: Option<Timestamp>,
+    },
+    /// Before the window.
+    NotStarted {
+        /// When it opens.
+        starts_at: Timestamp,
+    },
+    /// More than `per_claim` at once.
+    QuantityOutOfRange {
+        /// The most that one claim may take.
+        per_claim: u32,
+    },
+    /// More than the user may take today.
+    UserDailyLimitReached {
+        /// Units the user may still take today.
+        remaining: u32,
+        /// When the next day begins in the campaign's time zone.
+        resets_at: Timestamp,
+    },
+    /// More than the user may take at all.
+    UserLimitReached {
+        /// Units the user may still take.
+        remaining: u32,
+    },
+    /// More than is left.
+    SoldOut {
+        /// Units left for everybody.
+        remaining: u32,
+    },
+}
+
+impl Denial {
+    /// The code callers switch on.
+    pub fn code(self) -> Code {
+        match self {
+            Self::IdempotencyKeyReused => Code::IdempotencyKeyReused,
+            Self::Paused => Code::Paused,
+            Self::Ended { .. } => Code::Ended,
+            Self::NotStarted { .. } => Code::NotStarted,
+            Self::QuantityOutOfRange { .. } => Code::QuantityOutOfRange,
+            Self::UserDailyLimitReached { .. } => Code::UserDailyLimitReached,
+            Self::UserLimitReached { .. } => Code::UserLimitReached,
+            Self::SoldOut { .. } => Code::SoldOut,
+        }
+    }
+
+    /// As callers see it, under the campaign's `version`.
+    pub fn problem(self, version: u64) -> Problem {
+        let mut members = Members {
+            version: Some(version),
+            ..Members::default()
+        };
+        let detail = match self {
+            Self::IdempotencyKeyReused => "this idempotency key was used for another quantity".to_owned(),
+            Self::Paused => "the campaign is paused".to_owned(),
+            Self::Ended { ends_at } => {
+                members.ends_at = ends_at;
+                "the campaign has ended".to_owned()
+            }
+            Self::NotStarted { starts_at } => {
+                members.starts_at = Some(starts_at);
+                format!("the campaign opens at {starts_at}")
+            }
+            Self::QuantityOutOfRange { per_claim } => {
+                members.field = Some("quantity".to_owned());
+                format!("one claim may take at most {per_claim}")
+            }
+            Self::UserDailyLimitReached { remaining, resets_at } => {
+                members.limit = Some(Limit::PerUserPerDay);
+                members.remaining = Some(remaining);
+                members.resets_at = Some(resets_at);
+                format!("this user may take {remaining} more today; the day ends at {resets_at}")
+            }
+            Self::UserLimitReached { remaining } => {
+                members.limit = Some(Limit::PerUser);
+                members.remaining = Some(remaining);
+                format!("this user may take {remaining} more in this campaign")
+            }
+            Self::SoldOut { remaining } => {
+                members.limit = Some(Limit::Total);
+                members.remaining = Some(remaining);
+                format!("{remaining} left in this campaign")
+            }
+        };
+        Problem {
+            members,
+            ..Problem::new(self.code(), detail)
+        }
+    }
+}
