@@ -1,0 +1,12 @@
+-- close: stops every decision on a campaign until it has been loaded anew.
+--
+-- KEYS  as in prelude.lua
+-- ARGV  none
+--
+-- Replies
+--   {'closed'}
+--   {'missing'}    there is no campaign to close: nothing can be decided on it either
+
+if redis.call('EXISTS', KEYS[1]) == 0 then return { 'missing' } end
+redis.call('HSET', KEYS[1], 'switch', 'loading')
+return { 'closed' }

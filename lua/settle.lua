@@ -1,0 +1,36 @@
+-- settle: confirms or returns one claim. Each has its effect once, however often and in whatever order it is asked.
+-- Works whatever the campaign's window or state.
+--
+-- KEYS  as in prelude.lua
+-- ARGV  1-3 as in prelude.lua, 4 'confirm' or 'return', 5 user id, 6 digest (16 bytes)
+--
+-- Replies
+--   {'settled', claim's record}    the claim as it stands now; whether that is what was asked for, its status says:
+--                                  a hold that is due expires, whichever was asked
+--   {'unknown'}                    no such claim
+--   {'not_ready', why}             as in claim.lua
+
+local campaign, why = open_campaign()
+if not campaign then return { 'not_ready', why } end
+local work = new_work(campaign, milliseconds())
+local user_id, digest = ARGV[5], ARGV[6]
+read_records(work, { { user_id, digest } })
+local claim, at = find_claim(work, work.users[user_id], digest)
+if not claim then return { 'unknown' } end
+
+local function settle(status)
+  if claim.status == HELD then work.freed[#work.freed + 1] = hold_member(user_id, digest) end
+  if status == GRANTED then claim.expires_at = 0 else give_back(work, user_id, claim) end
+  claim.status = status
+  update_claim(work, user_id, claim, at)
+end
+
+if claim.status == HELD and work.now >= claim.expires_at then
+  settle(EXPIRED)
+elseif ARGV[4] == 'confirm' and claim.status == HELD then
+  settle(GRANTED)
+elseif ARGV[4] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
+  settle(RETURNED)
+end
+write_all(work)
+return { 'settled', pack_claim(claim) }
