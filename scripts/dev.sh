@@ -85,7 +85,7 @@ wait_for "http://$core/readyz" $core_pid "$data/core.log"
 # Asked first: another day's "now" would make it another campaign.
 $claimgate campaign show demo >/dev/null 2>&1 ||
     $claimgate campaign create demo --name Demo --time-zone Asia/Shanghai \
-        --starts-at "$(date -u +%FT%TZ)" --ends-at "$(date -u -d '+30 days' +%FT%TZ)" \
+        --ends-at "$(date -u -d '+30 days' +%FT%TZ)" \
         --total 100 --per-user 3 --per-user-per-day 1 --per-claim 1 >/dev/null
 
 # --- edge -----------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ missing_packages() {
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }
 packages_get() {
-    local packages had_redis='' had_postgres=''
+    local packages service
     packages=$(missing_packages | tr '\n' ' ')
     if ! can_apt; then
         echo "Please install, under the names your system has for them: $packages"
@@ -56,7 +56,6 @@ packages_get() {
     fi
     # shellcheck disable=SC2086 # a list of words
     apt_install $packages
-    local service
     for service in redis-server postgresql; do
         if has systemctl && [[ " $packages" == *" $service "* ]]; then as_root systemctl disable --now $service; fi
     done

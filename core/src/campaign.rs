@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::Switch;
-use claimgate_shared::problem::parse_json;
+use claimgate_shared::problem::{object, parse_json};
 use claimgate_shared::{CampaignId, CampaignState, CampaignView, Limits, Problem, Timestamp, Window};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, civil};
@@ -210,7 +210,7 @@ pub struct NewCampaign {
     #[serde(default)]
     #[schema(value_type = String, default = "UTC", example = "Asia/Shanghai")]
     time_zone: Zone,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     limits: Limits,
     #[serde(default)]
     #[schema(value_type = Option<u32>, minimum = 1)]
@@ -246,7 +246,7 @@ pub struct CampaignPatch {
     starts_at: Option<Timestamp>,
     #[serde(default, deserialize_with = "given")]
     ends_at: Option<Option<Timestamp>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     limits: LimitsPatch,
 }
 
@@ -389,6 +389,7 @@ mod tests {
         for (body, field) in [
             (r#"{"version":1,"time_zone":"UTC"}"#, "time_zone"),
             (r#"{"version":1,"limits":{"total":0}}"#, "limits.total"),
+            (r#"{"version":1,"limits":[1,2,3,4]}"#, "limits"),
             (r#"{"version":1,"starts_at":"2026-03-01T00:00:00Z"}"#, "ends_at"),
             ("{}", "body"),
         ] {

@@ -12,7 +12,6 @@ use claimgate_shared::{
     Timestamp, UserId,
 };
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use crate::campaigns::{Memory, Snapshot};
 
@@ -154,7 +153,7 @@ struct ClaimBody {
 
 /// The units that a claim's body asks for: `{}` is one.
 pub fn parse_claim_body(body: &[u8]) -> Result<Quantity, Problem> {
-    let ClaimBody { quantity } = parse_object(body)?;
+    let ClaimBody { quantity } = parse_json(body)?;
     quantity.check()
 }
 
@@ -166,15 +165,7 @@ struct DemoBody {
 
 /// The user for whom a demo token is asked.
 pub fn parse_demo_body(body: &[u8]) -> Result<UserId, Problem> {
-    parse_object(body).map(|DemoBody { user_id }| user_id)
-}
-
-/// serde reads a struct from an array, too: here only an object will do.
-fn parse_object<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    match body.trim_ascii_start().first() {
-        Some(b'{') | None => parse_json(body),
-        Some(_) => Err(Problem::invalid("body", "must be a JSON object")),
-    }
+    parse_json(body).map(|DemoBody { user_id }| user_id)
 }
 
 /// The user that an `Authorization` header speaks for. Why it does not is nobody's business but the log's.

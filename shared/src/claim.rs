@@ -251,6 +251,7 @@ mod tests {
             "{",
             "null",
             "[]",
+            r#"["demo","a",1,"k"]"#,
             "NaN",
             "\u{feff}{}",
             deep.as_str(),

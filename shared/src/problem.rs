@@ -1,7 +1,11 @@
 //! What goes wrong, as `application/problem+json` (RFC 9457).
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{Claim, Timestamp};
 
@@ -203,18 +207,40 @@ impl Serialize for Problem {
     }
 }
 
-/// Reads a JSON request body; a problem names the field that is wrong, or `body`.
-pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|plain| {
-        // Only who is wrong pays for finding out where.
-        let mut reader = serde_json::Deserializer::from_slice(body);
-        match serde_path_to_error::deserialize::<_, T>(&mut reader) {
-            Err(error) if error.path().iter().next().is_some() => {
-                Problem::invalid(error.path().to_string(), error.inner())
-            }
-            _ => Problem::invalid("body", plain),
+/// Reads an object, and nothing else: serde's derived structs would also take an array of their members' values.
+/// For `#[serde(deserialize_with)]` on a nested object; [`parse_json`] sees to the outermost.
+pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    struct Members<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
         }
-    })
+        fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(members))
+        }
+    }
+    deserializer.deserialize_map(Members(PhantomData))
+}
+
+/// Reads a request body that is one JSON object; a problem names the field that is wrong, or `body`.
+pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    #[derive(Deserialize)]
+    #[serde(transparent, bound = "T: DeserializeOwned")]
+    struct Body<T>(#[serde(deserialize_with = "object")] T);
+
+    serde_json::from_slice::<Body<T>>(body)
+        .map(|body| body.0)
+        .map_err(|plain| {
+            // Only who is wrong pays for finding out where.
+            let mut reader = serde_json::Deserializer::from_slice(body);
+            match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
+                Err(error) if error.path().iter().next().is_some() => {
+                    Problem::invalid(error.path().to_string(), error.inner())
+                }
+                _ => Problem::invalid("body", plain),
+            }
+        })
 }
 
 #[cfg(test)]
