@@ -1,4 +1,5 @@
--- claim: decides a list of claims of one campaign, in their order, each all or nothing.
+-- claim: gives back the holds that are due, then decides a list of claims of one campaign, in their order, each all
+-- or nothing. An empty list is a sweep: it only gives back.
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1-3 as in prelude.lua, 4 bound of the backlog (events), then three a claim:
@@ -6,7 +7,7 @@
 --
 -- Replies
 --   {'not_ready', why}    why: missing | layout | epoch | loading | behind | sentinel | days
---   {'decided', now ms, version, total or -1, {one a claim}}
+--   {'decided', now ms, version, total or -1, 1 if more holds are due else 0, {one a claim}}
 --     {1, sequence, expires at ms or 0, taken}                                  granted or, with expires at, held
 --     {2, status, sequence, claimed at ms, expires at ms or 0, taken}           replay: the claim as it stands
 --     {3}                                                                       the key had another quantity
@@ -102,4 +103,4 @@ for at = 5, #ARGV, 3 do
   results[#results + 1] = decide(work, ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]))
 end
 write_all(work)
-return { 'decided', now, campaign.version, campaign.total or -1, results }
+return { 'decided', now, campaign.version, campaign.total or -1, more_due and 1 or 0, results }

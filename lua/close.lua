@@ -4,9 +4,9 @@
 -- ARGV  none
 --
 -- Replies
---   {'closed'}
+--   {'closed', epoch}
 --   {'missing'}    there is no campaign to close: nothing can be decided on it either
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return { 'missing' } end
 redis.call('HSET', KEYS[1], 'switch', 'loading')
-return { 'closed' }
+return { 'closed', tonumber(redis.call('HGET', KEYS[1], 'epoch') or 0) or 0 }

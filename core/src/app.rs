@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use claimgate_shared::{CampaignId, Code, Problem};
+use claimgate_shared::{CampaignId, ClaimId, Code, Problem};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -14,8 +14,11 @@ use crate::campaign::Campaign;
 use crate::campaigns::{Campaigns, Known};
 use crate::gate::Gate;
 use crate::http::auth::Gatekeeper;
+use crate::http::claims::no_such_claim;
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
+use crate::reconcile::Reconciler;
+use crate::recovery::{Recovery, lay_down};
 
 /// How often the register is read for changes that other cores made, and Redis and SQL are asked how they are.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -36,6 +39,8 @@ pub struct Parts {
     pub gate: Gate,
     /// What is known of the register.
     pub campaigns: Arc<Campaigns>,
+    /// Brings campaigns back.
+    pub recovery: Arc<Recovery>,
     /// Who may call.
     pub gatekeeper: Gatekeeper,
     /// Renders `/metrics`.
@@ -67,6 +72,7 @@ impl App {
     pub fn new(
         ledger: Arc<Ledger>,
         archive: Archive,
+        recovery: Arc<Recovery>,
         gatekeeper: Gatekeeper,
         metrics: PrometheusHandle,
         concurrency_max: usize,
@@ -75,7 +81,8 @@ impl App {
             gate: Gate::new(Arc::clone(&ledger)),
             ledger,
             archive,
-            campaigns: Arc::default(),
+            campaigns: Arc::clone(&recovery.campaigns),
+            recovery,
             gatekeeper,
             metrics,
             concurrency_max,
@@ -104,6 +111,16 @@ impl App {
     pub async fn known_by_text(&self, id: &str) -> Result<Arc<Known>, Problem> {
         self.known(&id.parse().map_err(|_| Self::no_such_campaign())?)
             .await
+    }
+
+    /// The campaign of a claim; an id that leads nowhere has no claim.
+    pub async fn known_for_claim(&self, id: &ClaimId) -> Result<Arc<Known>, Problem> {
+        self.known(&id.campaign)
+            .await
+            .map_err(|problem| match problem.code {
+                Code::CampaignNotFound => no_such_claim(),
+                _ => problem,
+            })
     }
 
     /// The campaign as SQL has it now.
@@ -139,9 +156,7 @@ impl App {
     /// Lays down a campaign that has just been written to SQL.
     pub async fn opened(&self, campaign: Campaign) -> Result<(), LedgerError> {
         let known = self.campaigns.learn(campaign, 0);
-        self.ledger.open(&known).await?;
-        known.applied();
-        Ok(())
+        lay_down(&self.ledger, &known).await
     }
 
     /// Applies a change that has just been written to SQL.
@@ -200,15 +215,6 @@ impl App {
             );
             let sql = self.refresh().await;
             self.note_health(&self.sql_up, "sql", sql.as_ref().err().map(ToString::to_string));
-            self.measure_outboxes().await;
-        }
-    }
-
-    async fn measure_outboxes(&self) {
-        for known in self.campaigns.all() {
-            if let Ok((counters, _)) = self.ledger.find(&known, None).await {
-                metrics::outbox_events(known.campaign().id.as_str(), counters.backlog);
-            }
         }
     }
 
@@ -219,6 +225,15 @@ impl App {
             Some(error) if was_up => tracing::error!(part, error, "does not answer"),
             None if !was_up => tracing::info!(part, "answers"),
             _ => {}
+        }
+    }
+
+    /// Compares Redis and SQL.
+    pub fn reconciler(&self) -> Reconciler<'_> {
+        Reconciler {
+            ledger: &self.ledger,
+            archive: &self.archive,
+            recovery: &self.recovery,
         }
     }
 

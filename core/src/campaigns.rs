@@ -1,11 +1,12 @@
 //! What this core knows of the register's campaigns: their rules, and how far their sequences have been seen to go.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use claimgate_shared::CampaignId;
+use tokio::sync::Notify;
 
 use crate::campaign::Campaign;
 use crate::ledger::keys::Keys;
@@ -20,19 +21,53 @@ pub struct Known {
     floor: AtomicU64,
     /// The version last put into force by this core, and when.
     applied: Mutex<Option<(u64, Instant)>>,
+    /// The connection to Redis since which SQL was asked for the floor.
+    checked: AtomicU64,
+    /// Whether the campaign was ready when last called upon.
+    trusted: AtomicBool,
+    trouble: Arc<Notify>,
 }
 
 /// After so long the calendar is laid out anew, so that it always reaches far ahead.
 const CALENDAR_AGE_MAX: Duration = Duration::from_secs(3600);
 
 impl Known {
-    fn new(campaign: Campaign, floor: u64) -> Self {
+    fn new(campaign: Campaign, floor: u64, trouble: Arc<Notify>) -> Self {
         Self {
             keys: Keys::of(&campaign.id),
             rules: RwLock::new(Arc::new(campaign)),
             floor: AtomicU64::new(floor),
             applied: Mutex::default(),
+            checked: AtomicU64::new(0),
+            trusted: AtomicBool::new(false),
+            trouble,
         }
+    }
+
+    /// Takes note that the campaign is not ready, and wakes the recovery.
+    pub fn distrust(&self) {
+        self.trusted.store(false, Ordering::Release);
+        self.trouble.notify_one();
+    }
+
+    /// Takes note that the campaign is ready.
+    pub fn trust(&self) {
+        self.trusted.store(true, Ordering::Release);
+    }
+
+    /// Whether the campaign was ready when last called upon; one never called upon is not trusted yet.
+    pub fn is_trusted(&self) -> bool {
+        self.trusted.load(Ordering::Acquire)
+    }
+
+    /// The connection to Redis since which SQL was asked for the floor; 0 for none.
+    pub fn checked(&self) -> u64 {
+        self.checked.load(Ordering::Acquire)
+    }
+
+    /// Takes note that SQL was asked for the floor since the connection `generation`.
+    pub fn set_checked(&self, generation: u64) {
+        self.checked.store(generation, Ordering::Release);
     }
 
     /// The campaign as the register had it when last looked at.
@@ -87,6 +122,7 @@ impl Known {
 #[derive(Debug, Default)]
 pub struct Campaigns {
     by_id: RwLock<HashMap<CampaignId, Arc<Known>>>,
+    trouble: Arc<Notify>,
 }
 
 impl Campaigns {
@@ -97,6 +133,11 @@ impl Campaigns {
             .unwrap_or_else(PoisonError::into_inner)
             .get(id)
             .map(Arc::clone)
+    }
+
+    /// Waits until some campaign is found not to be ready.
+    pub async fn trouble(&self) {
+        self.trouble.notified().await;
     }
 
     /// All of them.
@@ -117,7 +158,7 @@ impl Campaigns {
             known.learn(campaign);
             return Arc::clone(known);
         }
-        let known = Arc::new(Known::new(campaign.clone(), floor));
+        let known = Arc::new(Known::new(campaign.clone(), floor, Arc::clone(&self.trouble)));
         by_id.insert(campaign.id, Arc::clone(&known));
         known
     }

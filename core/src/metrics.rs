@@ -17,6 +17,7 @@ const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
 const DRAINED: &str = "claimgate_drained_events_total";
 const POISON: &str = "claimgate_poison_entries_total";
 const UP: &str = "claimgate_up";
+const LOADS: &str = "claimgate_loads_total";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
 
 const LATENCY_BUCKETS_S: &[f64] = &[
@@ -53,6 +54,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(DRAINED, "Events committed to SQL");
     describe_counter!(POISON, "Outbox entries that no core has written");
     describe_gauge!(UP, "1 while the part answers: redis, sql");
+    describe_counter!(LOADS, "Campaigns loaded from SQL into Redis");
     describe_counter!(REDIS_STARTS, "Starts of the supervised Redis");
     Ok(handle)
 }
@@ -81,7 +83,7 @@ pub fn undecided(error: &LedgerError) {
     let result = match error {
         LedgerError::NotReady(_) => "not_ready",
         LedgerError::OutOfMemory(_) => "out_of_memory",
-        LedgerError::Unavailable(_) | LedgerError::Malformed(_) => "unavailable",
+        LedgerError::Unavailable(_) | LedgerError::Register(_) | LedgerError::Malformed(_) => "unavailable",
     };
     counter!(DECISIONS, "result" => result).increment(1);
 }
@@ -106,6 +108,11 @@ pub fn poison(entries: u64) {
 /// Whether a part answers.
 pub fn up(part: &'static str, answers: bool) {
     gauge!(UP, "part" => part).set(if answers { 1.0 } else { 0.0 });
+}
+
+/// A campaign was loaded from SQL.
+pub fn loaded() {
+    counter!(LOADS).increment(1);
 }
 
 /// The supervised Redis was started.

@@ -3,12 +3,13 @@
 //! It may stop anywhere. What was read and not taken off is read again; what was committed and not taken off is
 //! written again, which changes nothing, since a row gives way only to a newer revision of its claim.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::archive::{Archive, DrainError};
 use crate::campaigns::{Campaigns, Known};
@@ -19,6 +20,10 @@ use crate::metrics;
 
 /// How long one look waits for something new; also how soon a campaign just made is listened to.
 const WAIT: Duration = Duration::from_millis(200);
+/// What another core has read and left lying for so long is taken over.
+const IDLE: Duration = Duration::from_secs(5);
+/// How often to look for that.
+const TAKE_OVER: Duration = Duration::from_secs(2);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
@@ -48,12 +53,17 @@ impl Drain {
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut retry = RETRY_MIN;
         loop {
+            let started = Instant::now();
             let drained = tokio::select! {
                 drained = self.drain_until_it_fails() => drained,
                 _ = stop.wait_for(|stop| *stop) => return,
             };
             if let Err(error) = drained {
                 tracing::warn!(%error, "drain interrupted; trying again");
+                self.distrust_all();
+            }
+            if started.elapsed() > RETRY_MAX {
+                retry = RETRY_MIN;
             }
             tokio::select! {
                 () = sleep(retry) => retry = (retry * 2).min(RETRY_MAX),
@@ -62,58 +72,102 @@ impl Drain {
         }
     }
 
-    async fn drain_until_it_fails(&self) -> Result<(), RoundError> {
-        let mut reader = self.ledger.outbox_reader(&self.consumer, WAIT).await?;
-        while self.round(&mut reader, true).await? > 0 {}
-        loop {
-            self.round(&mut reader, false).await?;
+    /// One outbox that is gone makes the look into all of them fail: the recovery finds out whose it was.
+    fn distrust_all(&self) {
+        for known in self.campaigns.all() {
+            known.distrust();
         }
     }
 
-    /// One look into every outbox; the number of entries it moved.
-    async fn round(&self, reader: &mut OutboxReader, again: bool) -> Result<usize, RoundError> {
-        let known: Vec<_> = self.campaigns.all();
-        let keys: Vec<_> = known.iter().map(|known| known.keys.clone()).collect();
-        if keys.is_empty() {
-            sleep(WAIT).await;
-            return Ok(0);
+    async fn drain_until_it_fails(&self) -> Result<(), RoundError> {
+        let mut reader = self.ledger.outbox_reader(&self.consumer, WAIT).await?;
+        let mut taken_over_at = Instant::now();
+        // What was read before a connection broke, or before a restart, is still ours to commit.
+        let mut caught_up: HashSet<String> = HashSet::new();
+        loop {
+            let known: Vec<_> = self
+                .campaigns
+                .all()
+                .into_iter()
+                .filter(|known| known.is_trusted())
+                .collect();
+            let new: Vec<_> = known
+                .iter()
+                .filter(|known| !caught_up.contains(&known.keys.outbox))
+                .cloned()
+                .collect();
+            for known in &new {
+                while self
+                    .commit_all(
+                        slice::from_ref(known),
+                        reader.read_again(&[known.keys.clone()]).await?,
+                    )
+                    .await?
+                    > 0
+                {}
+                caught_up.insert(known.keys.outbox.clone());
+            }
+            if taken_over_at.elapsed() > TAKE_OVER {
+                taken_over_at = Instant::now();
+                self.take_over(&mut reader, &known).await?;
+            }
+            if known.is_empty() {
+                sleep(WAIT).await;
+                continue;
+            }
+            let keys: Vec<_> = known.iter().map(|known| known.keys.clone()).collect();
+            let read = reader.read_new(&keys, WAIT).await?;
+            self.commit_all(&known, read).await?;
         }
-        let mut read = if again {
-            reader.read_again(&keys).await?
-        } else {
-            reader.read_new(&keys, WAIT).await?
-        };
+    }
+
+    /// Finishes what cores that are gone have begun.
+    async fn take_over(&self, reader: &mut OutboxReader, known: &[Arc<Known>]) -> Result<(), RoundError> {
+        for known in known {
+            let read = reader.take_over(&known.keys, IDLE).await?;
+            self.commit(known, read).await?;
+        }
+        Ok(())
+    }
+
+    async fn commit_all(
+        &self,
+        known: &[Arc<Known>],
+        mut read: HashMap<String, Read>,
+    ) -> Result<usize, RoundError> {
         let mut moved = 0;
-        for known in &known {
-            moved += self.commit(known, &mut read).await?;
+        for known in known {
+            if let Some(read) = read.remove(&known.keys.outbox) {
+                moved += self.commit(known, read).await?;
+            }
         }
         Ok(moved)
     }
 
-    async fn commit(&self, known: &Known, read: &mut HashMap<String, Read>) -> Result<usize, RoundError> {
-        let Some(read) = read.remove(&known.keys.outbox) else {
-            return Ok(0);
-        };
-        if !read.poison.is_empty() {
-            metrics::poison(read.poison.len() as u64);
-            tracing::error!(entries = ?read.poison, "an outbox holds what no core has written");
+    /// Commits what was read, and only then takes it off; the number of entries.
+    async fn commit(&self, known: &Known, read: Read) -> Result<usize, RoundError> {
+        for id in &read.poison {
+            tracing::error!(entry = id, campaign = %known.campaign().id, "an outbox entry that no core has written is parked");
+            self.ledger.park(&known.keys, id).await?;
+            metrics::poison(1);
         }
-        if read.entries.is_empty() {
-            return Ok(0);
+        if !read.entries.is_empty() {
+            match self.archive.drain(&known.campaign().id, &read.entries).await {
+                Err(DrainError::Constraint(error)) => return self.close(known, &error).await,
+                other => other?,
+            }
+            self.ledger.acknowledge(&known.keys, &read.entries).await?;
+            metrics::drained(read.events() as u64, oldest(&read));
         }
-        self.archive.drain(&known.campaign().id, &read.entries).await?;
-        self.ledger.acknowledge(&known.keys, &read.entries).await?;
-        if let Some(last) = read
-            .entries
-            .iter()
-            .flat_map(|entry| &entry.events)
-            .map(|event| event.claim.sequence)
-            .max()
-        {
-            known.raise_floor(last);
-        }
-        metrics::drained(read.events() as u64, oldest(&read));
-        Ok(read.entries.len())
+        Ok(read.entries.len() + read.poison.len())
+    }
+
+    /// Claims that SQL refuses were granted by a Redis that had lost others: the campaign is closed and loaded anew.
+    async fn close(&self, known: &Known, error: &sqlx::Error) -> Result<usize, RoundError> {
+        tracing::error!(campaign = %known.campaign().id, %error, "the register refuses claims; closing the campaign");
+        self.ledger.close(&known.keys).await?;
+        known.distrust();
+        Ok(0)
     }
 }
 

@@ -16,8 +16,10 @@ use crate::http;
 use crate::http::auth::Gatekeeper;
 use crate::ledger::Ledger;
 use crate::ledger::embedded::{Embedded, Settings};
+use crate::lock::Owner;
 use crate::metrics;
 use crate::outbox::Drain;
+use crate::recovery::Recovery;
 
 /// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
 const REDIS_PATIENCE: Duration = Duration::from_secs(5);
@@ -35,34 +37,46 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("CLAIMGATE_ADMIN_LISTEN: {}", config.admin_listen))?;
     let (mut embedded, redis_url) = redis(&config)?;
-    let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, config.outbox_max));
     let archive = Archive::open(&config.database_url)
         .await
         .context("opening the register")?;
+    let ledger = Arc::new(Ledger::new(
+        redis::Client::open(redis_url)?,
+        archive.clone(),
+        config.outbox_max,
+    ));
     wait_for(&ledger).await;
 
+    let recovery = Arc::new(Recovery {
+        ledger: Arc::clone(&ledger),
+        archive: archive.clone(),
+        campaigns: Arc::default(),
+        owner: Owner::new(Arc::clone(&ledger))?,
+    });
+    let drain = Drain {
+        ledger: Arc::clone(&ledger),
+        archive: archive.clone(),
+        campaigns: Arc::clone(&recovery.campaigns),
+        consumer: consumer_name(&config.data_dir)?,
+    };
     let gatekeeper = Gatekeeper {
         tokens: config.tokens,
         edge_keys: config.edge_keys,
     };
     let app = App::new(
-        Arc::clone(&ledger),
+        ledger,
         archive.clone(),
+        Arc::clone(&recovery),
         gatekeeper,
         metrics,
         config.concurrency_max,
     );
     app.refresh().await.context("reading the register")?;
-    let drain = Drain {
-        ledger,
-        archive: archive.clone(),
-        campaigns: Arc::clone(&app.campaigns),
-        consumer: consumer_name(&config.data_dir)?,
-    };
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_draining, draining) = watch::channel(false);
     let drain = tokio::spawn(drain.run(draining));
+    let recovering = tokio::spawn(recovery.run(serving.clone()));
     let watching = tokio::spawn(app.clone().watch(serving.clone()));
     let internal = tokio::spawn(http::serve(
         listener,
@@ -75,7 +89,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     told_to_stop().await?;
     tracing::info!("stopping");
     stop_serving.send_replace(true);
-    let _ = tokio::join!(internal, admin, watching);
+    let _ = tokio::join!(internal, admin, watching, recovering);
     stop_draining.send_replace(true);
     let _ = drain.await;
     archive.close().await;

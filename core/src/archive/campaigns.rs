@@ -130,6 +130,23 @@ impl Archive {
         rows.iter().map(read).collect()
     }
 
+    /// Raises the campaign's epoch from `from` to `to`, so that whatever an older one still wants to write is stored as
+    /// revoked; `None` when it is not at `from` any more.
+    pub async fn raise_epoch(
+        &self,
+        id: &CampaignId,
+        from: u64,
+        to: u64,
+    ) -> Result<Option<Campaign>, ArchiveError> {
+        let row = sqlx::query("UPDATE campaigns SET epoch = $1 WHERE id = $2 AND epoch = $3 RETURNING *")
+            .bind(big(to))
+            .bind(id.as_str())
+            .bind(big(from))
+            .fetch_optional(&self.pool)
+            .await?;
+        row.as_ref().map(read).transpose()
+    }
+
     /// The highest sequence that SQL holds of the campaign; 0 when none.
     pub async fn last_sequence(&self, id: &CampaignId) -> Result<u64, ArchiveError> {
         let row = sqlx::query(

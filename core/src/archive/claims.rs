@@ -1,12 +1,14 @@
 //! Claims in SQL: written by the drain, read by look-ups and exports.
 
-use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp};
+use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
+use futures_util::{Stream, StreamExt as _};
 use sqlx::any::AnyRow;
-use sqlx::{Any, QueryBuilder, Row as _};
+use sqlx::{Any, Connection as _, QueryBuilder, Row as _, Transaction};
 
 use super::campaigns::{big, unreadable, unsigned};
 use super::{Archive, ArchiveError};
 use crate::ledger::events::{Entry, Event};
+use crate::ledger::scripts::Record;
 
 /// Rows written by one statement: 14 parameters each, and SQLite takes 32,766.
 const ROWS_MAX: usize = 2000;
@@ -43,12 +45,27 @@ impl From<sqlx::Error> for DrainError {
 pub struct ClaimRow {
     /// The claim.
     pub claim: Claim,
-    /// Its epoch and revision: which of two states is the newer.
-    pub age: (u64, u64),
+    /// Raised by every change of it.
+    pub revision: u64,
     /// The day it counts on, in days since 1970.
     pub day: i64,
     /// When it came to stand so.
     pub updated_at: Timestamp,
+}
+
+/// What SQL holds of a campaign.
+#[derive(Debug, Clone, Copy)]
+pub struct Totals {
+    /// Rows.
+    pub claims: u64,
+    /// Units granted or held.
+    pub taken: u64,
+    /// The highest sequence, revoked claims included.
+    pub sequence: u64,
+    /// Rows of revoked claims.
+    pub revoked: u64,
+    /// Rows of held claims.
+    pub held: u64,
 }
 
 /// A page of claims in the order of their sequence.
@@ -65,11 +82,7 @@ impl Archive {
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
     pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
         let mut transaction = self.pool.begin().await?;
-        let row = sqlx::query("UPDATE campaigns SET epoch = epoch WHERE id = $1 RETURNING epoch")
-            .bind(campaign.as_str())
-            .fetch_optional(&mut *transaction)
-            .await?;
-        let epoch = unsigned(row.ok_or(DrainError::NoCampaign)?.try_get(0)?)?;
+        let epoch = lock_campaign(&mut transaction, campaign).await?;
         let rows = newest(entries);
         for chunk in rows.chunks(ROWS_MAX) {
             insert(campaign, epoch, chunk)
@@ -79,6 +92,96 @@ impl Archive {
         }
         transaction.commit().await?;
         Ok(())
+    }
+
+    /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
+    /// it was granted by a Redis that had lost what SQL holds in its place.
+    pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
+        let mut transaction = self.pool.begin().await?;
+        let epoch = lock_campaign(&mut transaction, campaign).await?;
+        let mut revoked = 0;
+        for row in newest(entries) {
+            let mut attempt = transaction.begin().await?;
+            match insert(campaign, epoch, &[row])
+                .build()
+                .execute(&mut *attempt)
+                .await
+                .map_err(DrainError::from)
+            {
+                Ok(_) => attempt.commit().await?,
+                Err(DrainError::Constraint(_)) => {
+                    attempt.rollback().await?;
+                    let guardless = Event {
+                        total_then: None,
+                        taken_after: None,
+                        ..row.1.clone()
+                    };
+                    insert(campaign, u64::MAX, &[(row.0, &guardless)])
+                        .build()
+                        .execute(&mut *transaction)
+                        .await?;
+                    revoked += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        transaction.commit().await?;
+        Ok(revoked)
+    }
+
+    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence.
+    pub fn by_user(
+        &self,
+        campaign: &CampaignId,
+    ) -> impl Stream<Item = Result<(UserId, Record), ArchiveError>> {
+        sqlx::query(
+            "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at FROM claims \
+             WHERE campaign_id = $1 AND status <> 'revoked' ORDER BY user_id, sequence",
+        )
+        .bind(campaign.to_string())
+        .fetch(&self.pool)
+        .map(|row| read_record(&row?))
+    }
+
+    /// What SQL holds of a campaign, summed up.
+    pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, ArchiveError> {
+        let row = sqlx::query(
+            "SELECT COUNT(*), CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
+             COALESCE(MAX(sequence), 0), \
+             CAST(COALESCE(SUM(CASE WHEN status = 'revoked' THEN 1 ELSE 0 END), 0) AS BIGINT), \
+             CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT) \
+             FROM claims WHERE campaign_id = $1",
+        )
+        .bind(campaign.as_str())
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(Totals {
+            claims: unsigned(row.try_get(0)?)?,
+            taken: unsigned(row.try_get(1)?)?,
+            sequence: unsigned(row.try_get(2)?)?,
+            revoked: unsigned(row.try_get(3)?)?,
+            held: unsigned(row.try_get(4)?)?,
+        })
+    }
+
+    /// The sequences that no claim has, as ranges from … to, at most `limit` of them: what a loss has left behind.
+    pub async fn sequence_gaps(
+        &self,
+        campaign: &CampaignId,
+        limit: u32,
+    ) -> Result<Vec<(u64, u64)>, ArchiveError> {
+        let rows = sqlx::query(
+            "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
+             LAG(sequence, 1, 0) OVER (ORDER BY sequence) AS before FROM claims WHERE campaign_id = $1) AS neighbours \
+             WHERE sequence > before + 1 ORDER BY sequence LIMIT $2",
+        )
+        .bind(campaign.as_str())
+        .bind(i64::from(limit))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter()
+            .map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?)))
+            .collect()
     }
 
     /// The claim `id` as SQL has it.
@@ -110,6 +213,18 @@ impl Archive {
         let next = rows.last().filter(|_| full).map(|row| row.claim.sequence);
         Ok(ClaimPage { rows, next })
     }
+}
+
+/// Holds the campaign's row until the transaction ends; its epoch.
+async fn lock_campaign(
+    transaction: &mut Transaction<'_, Any>,
+    campaign: &CampaignId,
+) -> Result<u64, DrainError> {
+    let row = sqlx::query("UPDATE campaigns SET epoch = epoch WHERE id = $1 RETURNING epoch")
+        .bind(campaign.as_str())
+        .fetch_optional(&mut **transaction)
+        .await?;
+    Ok(unsigned(row.ok_or(DrainError::NoCampaign)?.try_get(0)?)?)
 }
 
 /// The last state of each claim: one statement may not touch a row twice.
@@ -192,16 +307,30 @@ fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {
         expires_at: expires_at.map(time).transpose()?,
         persisted: None,
     };
-    let age = (
-        unsigned(row.try_get("epoch")?)?,
-        unsigned(row.try_get("revision")?)?,
-    );
+    let revision = unsigned(row.try_get("revision")?)?;
     Ok(ClaimRow {
         claim,
-        age,
+        revision,
         day: row.try_get("day")?,
         updated_at: time(row.try_get("updated_at")?)?,
     })
+}
+
+fn read_record(row: &AnyRow) -> Result<(UserId, Record), ArchiveError> {
+    let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
+    let id: ClaimId = row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?;
+    let expires_at: Option<i64> = row.try_get(7)?;
+    let record = Record {
+        digest: id.digest,
+        quantity: u32::try_from(row.try_get::<i64, _>(1)?).map_err(unreadable)?,
+        status: status(row.try_get(2)?)?,
+        revision: u8::try_from(row.try_get::<i64, _>(3)?).map_err(unreadable)?,
+        sequence: unsigned(row.try_get(4)?)?,
+        day: u32::try_from(row.try_get::<i64, _>(5)?).map_err(unreadable)?,
+        claimed_at: time(row.try_get(6)?)?,
+        expires_at: expires_at.map(time).transpose()?,
+    };
+    Ok((id.user, record))
 }
 
 fn status(text: &str) -> Result<ClaimStatus, ArchiveError> {

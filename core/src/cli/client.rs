@@ -20,6 +20,9 @@ pub enum CallError {
     /// Wrong usage.
     #[error("{0}")]
     Usage(String),
+    /// Redis and SQL do not agree.
+    #[error("Redis and SQL do not agree")]
+    Differs,
     /// Core refused, or could not decide.
     #[error("{} ({}): {}", .0.code.title(), .0.code.as_str(), .0.detail)]
     Problem(Box<Problem>),
@@ -44,6 +47,7 @@ impl CallError {
                 408 | 500.. => UNAVAILABLE,
                 _ => REFUSED,
             },
+            Self::Differs => REFUSED,
             Self::NoAnswer { .. } => UNAVAILABLE,
         }
     }

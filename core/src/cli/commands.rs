@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use claimgate_shared::{CampaignId, IdempotencyKey, Timestamp, UserId};
+use claimgate_shared::{CampaignId, ClaimId, IdempotencyKey, Timestamp, UserId};
 use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
@@ -260,6 +260,56 @@ impl ClaimArgs {
             table::claim(&reply, status == StatusCode::OK)
         });
         Ok(())
+    }
+}
+
+/// `claimgate confirm`, `claimgate return`
+#[derive(Debug, Args)]
+pub struct ClaimIdArgs {
+    /// The claim's id
+    claim: ClaimId,
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+impl ClaimIdArgs {
+    /// Runs the command; `verb` is the last part of the path.
+    pub async fn run(self, verb: &str) -> Result<(), CallError> {
+        let path = format!("/internal/v1/claims/{}/{verb}", self.claim);
+        let (_, reply) = Core::new(&self.call)?
+            .call(Api::Internal, Method::POST, &path, None)
+            .await?;
+        table::show(self.call.json, &reply, || table::claim(&reply, false));
+        Ok(())
+    }
+}
+
+/// `claimgate reconcile`
+#[derive(Debug, Args)]
+pub struct ReconcileArgs {
+    /// The campaign's id
+    campaign: CampaignId,
+    /// Repair what is safe to repair; without it nothing is changed
+    #[arg(long)]
+    repair: bool,
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+impl ReconcileArgs {
+    /// Runs the command; what still differs is a refusal.
+    pub async fn run(self) -> Result<(), CallError> {
+        let method = if self.repair { Method::POST } else { Method::GET };
+        let path = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
+        let (_, reply) = Core::new(&self.call)?
+            .call(Api::Admin, method, &path, None)
+            .await?;
+        table::show(self.call.json, &reply, || table::reconciliation(&reply));
+        if reply["agrees"] == json!(true) {
+            Ok(())
+        } else {
+            Err(CallError::Differs)
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::config::{Config, DataArgs, ServeArgs};
 use crate::serve::serve;
 use client::CallError;
-use commands::{CampaignCommand, ClaimArgs, TokenArgs};
+use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
@@ -39,6 +39,12 @@ enum Command {
     Campaign(CampaignCommand),
     /// Claim for a user
     Claim(ClaimArgs),
+    /// Confirm a held claim
+    Confirm(ClaimIdArgs),
+    /// Give a claim's units back
+    Return(ClaimIdArgs),
+    /// Compare Redis and SQL, and repair what is safe to repair
+    Reconcile(ReconcileArgs),
     /// Make a user's token, as the edge takes it
     Token(TokenArgs),
 }
@@ -82,6 +88,9 @@ impl Cli {
             Command::Serve(args) => run_core(&runtime, &args),
             Command::Campaign(command) => finish(runtime.block_on(command.run())),
             Command::Claim(args) => finish(runtime.block_on(args.run())),
+            Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
+            Command::Return(args) => finish(runtime.block_on(args.run("return"))),
+            Command::Reconcile(args) => finish(runtime.block_on(args.run())),
             Command::Token(args) => finish(args.run()),
         }
     }

@@ -53,7 +53,7 @@ pub fn campaigns(campaigns: &[Value]) -> String {
 pub fn claim(reply: &Value, replayed: bool) -> String {
     let claim = &reply["claim"];
     let status = word(&claim["status"]);
-    pairs(&[
+    let mut rows = vec![
         ("claim", word(&claim["id"])),
         (
             "status",
@@ -67,9 +67,50 @@ pub fn claim(reply: &Value, replayed: bool) -> String {
         ("sequence", word(&claim["sequence"])),
         ("claimed at", word(&claim["claimed_at"])),
         ("expires at", or(&claim["expires_at"], "never")),
-        ("left", or(&reply["remaining"], "unlimited")),
-        ("key", word(&reply["idempotency_key"])),
-    ])
+    ];
+    // A claim just made brings these; one confirmed or returned does not.
+    if let Some(key) = reply.get("idempotency_key") {
+        rows.push(("left", or(&reply["remaining"], "unlimited")));
+        rows.push(("key", word(key)));
+    }
+    pairs(&rows)
+}
+
+/// Redis and SQL side by side, then what differs and what was done about it.
+pub fn reconciliation(reply: &Value) -> String {
+    let (redis, sql, outbox) = (&reply["redis"], &reply["sql"], &reply["outbox"]);
+    let mut table = table();
+    table.set_header(["", "Redis", "SQL"]);
+    for name in ["taken", "sequence", "version", "holds"] {
+        table.add_row([name.to_owned(), or(&redis[name], "not ready"), word(&sql[name])]);
+    }
+    table.add_row(["claims", "", &word(&sql["claims"])]);
+    table.add_row(["revoked", "", &word(&sql["revoked"])]);
+    let mut lines = vec![table.to_string()];
+    lines.push(format!(
+        " outbox: {} entries wait, {} parked",
+        outbox["entries"], outbox["parked"]
+    ));
+    for gap in sql["sequence_gaps"].as_array().into_iter().flatten() {
+        lines.push(format!(
+            " no claim has the sequences {} to {}: a loss before they reached SQL",
+            gap["from"], gap["to"]
+        ));
+    }
+    for difference in reply["differences"].as_array().into_iter().flatten() {
+        lines.push(format!(
+            " differs: {}: {}",
+            word(&difference["name"]),
+            word(&difference["detail"])
+        ));
+    }
+    for repair in reply["repairs"].as_array().into_iter().flatten() {
+        lines.push(format!(" done: {}", word(repair)));
+    }
+    if reply["agrees"] == Value::Bool(true) {
+        lines.push(" Redis and SQL agree".to_owned());
+    }
+    lines.join("\n")
 }
 
 fn list(campaigns: &[Value]) -> String {

@@ -16,6 +16,8 @@ use crate::app::App;
 use crate::archive::{ArchiveError, Change, Changed, ClaimRow};
 use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
 use crate::clock;
+use crate::reconcile::Reconciliation;
+use crate::recovery::{Recovered, RecoveryError};
 
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
@@ -239,6 +241,81 @@ pub async fn resume(State(app): State<App>, Path(id): Path<String>, headers: Hea
 )]
 pub async fn end(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
     switch(&app, &id, &headers, Switch::Ended, "end").await
+}
+
+/// Makes sure that a campaign is ready: loads it from SQL if it is not.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/warm-up", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "Ready", body = AdminView),
+        (status = "default", description = "503 campaign_not_ready while another core is at it, and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn warm_up(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    app.gatekeeper.admin(&headers)?;
+    let known = app.known_by_text(&id).await?;
+    match app
+        .recovery
+        .look_after(&known)
+        .await
+        .map_err(|error| not_recovered(&error))?
+    {
+        Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, &id).await?),
+        Recovered::Elsewhere => {
+            Err(Problem::new(Code::CampaignNotReady, "another core is loading it").into())
+        }
+    }
+}
+
+/// Compares Redis and SQL; changes nothing.
+#[utoipa::path(
+    get, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "Both sides, and what differs", body = Reconciliation),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn compare(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    app.gatekeeper.admin(&headers)?;
+    let known = app.known_by_text(&id).await?;
+    let compared = app
+        .reconciler()
+        .compare(&known)
+        .await
+        .map_err(|error| not_recovered(&error))?;
+    json(StatusCode::OK, &compared)
+}
+
+/// Puts right what is safe to put right, and says what that was.
+#[utoipa::path(
+    post, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", params(("id" = CampaignId, Path)),
+    responses(
+        (status = 200, description = "Both sides after the repair, and what was done", body = Reconciliation),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn repair(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+    app.gatekeeper.admin(&headers)?;
+    let known = app.known_by_text(&id).await?;
+    let repaired = app
+        .reconciler()
+        .repair(&known)
+        .await
+        .map_err(|error| not_recovered(&error))?;
+    json(StatusCode::OK, &repaired)
+}
+
+fn not_recovered(error: &RecoveryError) -> Problem {
+    match error {
+        RecoveryError::Ledger(error) => undecided(error),
+        error => {
+            tracing::warn!(%error, "not recovered");
+            Problem::new(
+                Code::CampaignNotReady,
+                "the campaign cannot be loaded yet; it is tried again by itself",
+            )
+        }
+    }
 }
 
 /// Lists a campaign's claims in the order of their sequence; `Accept: text/csv` streams all of them.

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, request};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, request};
 use claimgate_shared::claim::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{
-    CampaignView, Claim, ClaimId, ClaimReply, ClaimRequest, Code, Outcome, Problem, Quantity,
+    CampaignView, Claim, ClaimId, ClaimReply, ClaimRequest, ClaimStatus, Code, Outcome, Problem, Quantity,
 };
 
 use super::auth::Caller;
-use super::exchange::{Answer, json, read_json};
+use super::exchange::{Answer, Refused, json, read_json};
 use crate::app::App;
 use crate::gate::GateError;
-use crate::ledger::LedgerError;
 use crate::ledger::scripts::Record;
+use crate::ledger::{LedgerError, Settlement};
 
 /// The longest a caller waits for a decision; the edge gives core 2 s in all.
 const DECISION_WAIT: Duration = Duration::from_millis(1500);
@@ -70,9 +70,9 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
         (status = "default", description = "404 and other problems", body = ProblemFields),
     ),
 )]
-pub async fn look_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
-    let caller = reader(&app, &uri, &headers)?;
-    let id: ClaimId = last_segment(&uri).parse().map_err(|_| no_such_claim())?;
+pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
+    let caller = caller(&app, &parts, &[], "")?;
+    let id: ClaimId = last_segment(&parts.uri).parse().map_err(|_| no_such_claim())?;
     // Missing or not yours: the same answer.
     caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
     let known = app
@@ -92,11 +92,13 @@ pub async fn look_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
         .claim(&id)
         .await
         .map_err(|error| app.sql_failed(&error))?;
-    let epoch = known.campaign().epoch;
     let claim = match (record, row) {
         (Some(record), row) => {
-            let persisted = row.is_some_and(|row| row.age >= (epoch, u64::from(record.revision)));
-            standing(id, &record, persisted)?
+            let persisted = row.is_some_and(|row| {
+                // The same claim: a revoked one has another place.
+                row.claim.sequence == record.sequence && row.revision >= u64::from(record.revision)
+            });
+            standing(id, &record, Some(persisted))?
         }
         (None, Some(row)) => Claim {
             persisted: Some(true),
@@ -105,6 +107,85 @@ pub async fn look_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
         (None, None) => return Err(no_such_claim().into()),
     };
     json(StatusCode::OK, &ClaimLookup { claim })
+}
+
+/// Confirms a held claim.
+#[utoipa::path(
+    post, path = "/internal/v1/claims/{claim_id}/confirm", tag = "internal",
+    params(("claim_id" = ClaimId, Path)),
+    responses(
+        (status = 200, description = "Granted", body = ClaimLookup),
+        (status = "default", description = "409 claim_expired, claim_returned and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn confirm(State(app): State<App>, Path(id): Path<String>, parts: request::Parts) -> Answer {
+    let claim = settle(&app, &id, &parts, Settlement::Confirm).await?;
+    match claim.status {
+        ClaimStatus::Expired => Err(stands_in_the_way(Code::ClaimExpired, claim)),
+        ClaimStatus::Returned => Err(stands_in_the_way(Code::ClaimReturned, claim)),
+        ClaimStatus::Revoked => Err(stands_in_the_way(Code::ClaimRevoked, claim)),
+        ClaimStatus::Granted | ClaimStatus::Held => json(StatusCode::OK, &ClaimLookup { claim }),
+    }
+}
+
+/// Gives a claim's units back.
+#[utoipa::path(
+    post, path = "/internal/v1/claims/{claim_id}/return", tag = "internal",
+    params(("claim_id" = ClaimId, Path)),
+    responses(
+        (status = 200, description = "Returned; an expired claim stays as it is", body = ClaimLookup),
+        (status = "default", description = "404 and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn give_back(State(app): State<App>, Path(id): Path<String>, parts: request::Parts) -> Answer {
+    let claim = settle(&app, &id, &parts, Settlement::Return).await?;
+    match claim.status {
+        ClaimStatus::Revoked => Err(stands_in_the_way(Code::ClaimRevoked, claim)),
+        _ => json(StatusCode::OK, &ClaimLookup { claim }),
+    }
+}
+
+async fn settle(
+    app: &App,
+    id: &str,
+    parts: &request::Parts,
+    settlement: Settlement,
+) -> Result<Claim, Problem> {
+    if let Caller::Edge(_) = caller(app, parts, &[], "")? {
+        return Err(Problem::new(Code::Forbidden, "the edge may only claim and read"));
+    }
+    let id: ClaimId = id.parse().map_err(|_| no_such_claim())?;
+    let known = app.known_for_claim(&id).await?;
+    let settled = app
+        .ledger
+        .settle(&known, &id, settlement)
+        .await
+        .map_err(|error| undecided(&error))?;
+    if let Some(record) = settled {
+        return standing(id, &record, None);
+    }
+    // Not in Redis: revoked, or Redis has lost it. Only SQL can tell.
+    match app
+        .archive
+        .claim(&id)
+        .await
+        .map_err(|error| app.sql_failed(&error))?
+    {
+        None => Err(no_such_claim()),
+        Some(row) if row.claim.status == ClaimStatus::Revoked => Ok(row.claim),
+        Some(_) => {
+            known.distrust();
+            Err(undecided(&LedgerError::NotReady(
+                "a claim that SQL holds is missing".to_owned(),
+            )))
+        }
+    }
+}
+
+fn stands_in_the_way(code: Code, claim: Claim) -> Refused {
+    let mut problem = Problem::new(code, format!("the claim is {}", claim.status.as_str()));
+    problem.members.claim = Some(Box::new(claim));
+    problem.into()
 }
 
 /// Shows a campaign.
@@ -116,9 +197,9 @@ pub async fn look_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
         (status = "default", description = "404 and other problems", body = ProblemFields),
     ),
 )]
-pub async fn campaign(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
-    reader(&app, &uri, &headers)?;
-    let known = app.known_by_text(last_segment(&uri)).await?;
+pub async fn campaign(State(app): State<App>, parts: request::Parts) -> Answer {
+    caller(&app, &parts, &[], "")?;
+    let known = app.known_by_text(last_segment(&parts.uri)).await?;
     let (counters, _) = app
         .ledger
         .find(&known, None)
@@ -128,6 +209,7 @@ pub async fn campaign(State(app): State<App>, uri: Uri, headers: HeaderMap) -> A
     json(StatusCode::OK, &campaign.view(counters.taken, counters.now))
 }
 
+/// Who calls; `body` and `idempotency_key` as the edge would have signed them.
 fn caller(app: &App, parts: &request::Parts, body: &[u8], idempotency_key: &str) -> Result<Caller, Problem> {
     let content_type = parts
         .headers
@@ -146,29 +228,12 @@ fn caller(app: &App, parts: &request::Parts, body: &[u8], idempotency_key: &str)
     app.gatekeeper.caller(&parts.headers, signed)
 }
 
-/// The caller of a call without a body.
-fn reader(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Caller, Problem> {
-    let signed = SignedParts {
-        method: "GET",
-        path_and_query: uri.path_and_query().map_or("", |path| path.as_str()),
-        content_type: headers
-            .get("content-type")
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default(),
-        body: &[],
-        user: "",
-        client_ip: "",
-        idempotency_key: "",
-    };
-    app.gatekeeper.caller(headers, signed)
-}
-
 /// The id in a path, as sent: no id has characters that need decoding, so what has them is no id.
 pub(super) fn last_segment(uri: &Uri) -> &str {
     uri.path().rsplit('/').next().unwrap_or_default()
 }
 
-fn standing(id: ClaimId, record: &Record, persisted: bool) -> Result<Claim, Problem> {
+fn standing(id: ClaimId, record: &Record, persisted: Option<bool>) -> Result<Claim, Problem> {
     Ok(Claim {
         campaign_id: id.campaign.clone(),
         user_id: id.user.clone(),
@@ -178,11 +243,11 @@ fn standing(id: ClaimId, record: &Record, persisted: bool) -> Result<Claim, Prob
         sequence: record.sequence,
         claimed_at: record.claimed_at,
         expires_at: record.expires_at,
-        persisted: Some(persisted),
+        persisted,
     })
 }
 
-fn no_such_claim() -> Problem {
+pub(crate) fn no_such_claim() -> Problem {
     Problem::new(Code::ClaimNotFound, "there is no such claim, or it is not yours")
 }
 
@@ -212,6 +277,8 @@ pub(super) fn undecided(error: &LedgerError) -> Problem {
             "the campaign's counters are being rebuilt",
         ),
         LedgerError::OutOfMemory(_) => Problem::new(Code::Overloaded, "out of memory; nothing was tried"),
-        LedgerError::Unavailable(_) | LedgerError::Malformed(_) => unknown_outcome(),
+        LedgerError::Unavailable(_) | LedgerError::Register(_) | LedgerError::Malformed(_) => {
+            unknown_outcome()
+        }
     }
 }

@@ -43,6 +43,8 @@ pub fn internal(app: App) -> Router {
     let routes = Router::new()
         .route("/internal/v1/claims", post(claims::claim))
         .route("/internal/v1/claims/{claim_id}", get(claims::look_up))
+        .route("/internal/v1/claims/{claim_id}/confirm", post(claims::confirm))
+        .route("/internal/v1/claims/{claim_id}/return", post(claims::give_back))
         .route("/internal/v1/campaigns/{id}", get(claims::campaign));
     with_limits(routes, app)
 }
@@ -55,6 +57,11 @@ pub fn admin(app: App) -> Router {
         .route("/admin/v1/campaigns/{id}/pause", post(admin::pause))
         .route("/admin/v1/campaigns/{id}/resume", post(admin::resume))
         .route("/admin/v1/campaigns/{id}/end", post(admin::end))
+        .route("/admin/v1/campaigns/{id}/warm-up", post(admin::warm_up))
+        .route(
+            "/admin/v1/campaigns/{id}/reconciliation",
+            get(admin::compare).post(admin::repair),
+        )
         .route("/admin/v1/campaigns/{id}/claims", get(admin::claims))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));

@@ -12,6 +12,8 @@ use super::{admin, claims};
     paths(
         claims::claim,
         claims::look_up,
+        claims::confirm,
+        claims::give_back,
         claims::campaign,
         admin::create,
         admin::list,
@@ -20,6 +22,9 @@ use super::{admin, claims};
         admin::pause,
         admin::resume,
         admin::end,
+        admin::warm_up,
+        admin::compare,
+        admin::repair,
         admin::claims,
     ),
     tags(

@@ -4,11 +4,15 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use claimgate_shared::{CampaignId, ClaimId, Timestamp, UserId};
-use redis::Value;
 use redis::aio::MultiplexedConnection;
-use redis::streams::{StreamId, StreamReadOptions, StreamReadReply};
+use redis::streams::{
+    StreamAutoClaimOptions, StreamAutoClaimReply, StreamId, StreamRangeReply, StreamReadOptions,
+    StreamReadReply,
+};
+use redis::{AsyncCommands as _, Value};
 
 use super::keys::{DRAIN_GROUP, Keys};
+use super::link::RESPONSE_TIMEOUT;
 use super::scripts::{self, Record, be_int, timestamp};
 use super::{Ledger, LedgerError};
 
@@ -81,7 +85,8 @@ pub struct Read {
 impl Read {
     fn of(ids: Vec<StreamId>) -> Self {
         let mut read = Self::default();
-        for item in ids {
+        // Ids that begin with 0 are sentinels: real ones begin with the time.
+        for item in ids.into_iter().filter(|item| !item.id.starts_with("0-")) {
             match entry(&item) {
                 Some(entry) => read.entries.push(entry),
                 None => read.poison.push(item.id),
@@ -139,6 +144,18 @@ impl OutboxReader {
         self.read(keys, "0", StreamReadOptions::default()).await
     }
 
+    /// Takes over what another core has read and left lying for at least `idle`: that core is dead, or as good as.
+    pub async fn take_over(&mut self, keys: &Keys, idle: Duration) -> Result<Read, LedgerError> {
+        let idle_ms = usize::try_from(idle.as_millis()).unwrap_or(usize::MAX);
+        let options = StreamAutoClaimOptions::default().count(ENTRIES_MAX);
+        let reply: StreamAutoClaimReply = self
+            .connection
+            .xautoclaim_options(&keys.outbox, DRAIN_GROUP, &self.consumer, idle_ms, "0", options)
+            .await
+            .map_err(LedgerError::of)?;
+        Ok(Read::of(reply.claimed))
+    }
+
     async fn read(
         &mut self,
         keys: &[Keys],
@@ -147,12 +164,9 @@ impl OutboxReader {
     ) -> Result<HashMap<String, Read>, LedgerError> {
         let options = options.group(DRAIN_GROUP, &self.consumer).count(ENTRIES_MAX);
         let streams: Vec<&str> = keys.iter().map(|keys| keys.outbox.as_str()).collect();
-        let reply: Option<StreamReadReply> = redis::cmd("XREADGROUP")
-            .arg(&options)
-            .arg("STREAMS")
-            .arg(&streams)
-            .arg(vec![from; streams.len()])
-            .query_async(&mut self.connection)
+        let reply: Option<StreamReadReply> = self
+            .connection
+            .xread_options(&streams, &vec![from; streams.len()], &options)
             .await
             .map_err(LedgerError::of)?;
         let streams = reply.map(|reply| reply.keys).unwrap_or_default();
@@ -163,10 +177,21 @@ impl OutboxReader {
     }
 }
 
+/// How an outbox stands.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OutboxState {
+    /// Entries that SQL has yet to hear.
+    pub entries: u64,
+    /// When the oldest of them was written.
+    pub oldest: Option<Timestamp>,
+    /// Entries that no core has written, moved out of the way.
+    pub parked: u64,
+}
+
 impl Ledger {
     /// Opens the drain's own connection, under this core's name.
     pub async fn outbox_reader(&self, consumer: &str, wait: Duration) -> Result<OutboxReader, LedgerError> {
-        let connection = self.connect(wait + super::RESPONSE_TIMEOUT).await?;
+        let connection = self.link.connect(wait + RESPONSE_TIMEOUT).await?;
         Ok(OutboxReader {
             connection,
             consumer: consumer.to_owned(),
@@ -181,6 +206,46 @@ impl Ledger {
             call.arg(&entry.id).arg(entry.events.len());
         }
         self.run(&call).await.map(drop)
+    }
+
+    /// Moves an entry that no core has written out of the drain's way.
+    pub async fn park(&self, keys: &Keys, id: &str) -> Result<(), LedgerError> {
+        let mut call = scripts::PARK.prepare_invoke();
+        call.key(&keys.outbox).key(&keys.dead).arg(id);
+        self.run(&call).await.map(drop)
+    }
+
+    /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.
+    pub async fn outbox_page(&self, keys: &Keys, after: &str) -> Result<Option<(Read, String)>, LedgerError> {
+        let mut command = redis::cmd("XRANGE");
+        command
+            .arg(&keys.outbox)
+            .arg(format!("({after}"))
+            .arg("+")
+            .arg("COUNT")
+            .arg(ENTRIES_MAX);
+        let page: StreamRangeReply = self.query(&command).await?;
+        let last = page.ids.last().map(|item| item.id.clone());
+        Ok(last.map(|last| (Read::of(page.ids), last)))
+    }
+
+    /// How the outbox stands.
+    pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, LedgerError> {
+        let entries: u64 = self.query(redis::cmd("XLEN").arg(&keys.outbox)).await?;
+        let mut first = redis::cmd("XRANGE");
+        // Behind the sentinels, whose ids begin with 0.
+        first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
+        let first: StreamRangeReply = self.query(&first).await?;
+        let oldest = first
+            .ids
+            .first()
+            .and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
+        let parked = self.query(redis::cmd("XLEN").arg(&keys.dead)).await?;
+        Ok(OutboxState {
+            entries: entries.saturating_sub(1),
+            oldest,
+            parked,
+        })
     }
 }
 

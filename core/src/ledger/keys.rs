@@ -5,7 +5,7 @@ use claimgate_shared::CampaignId;
 /// The consumer group that drains every outbox.
 pub const DRAIN_GROUP: &str = "drain";
 
-/// A campaign's five keys. The id in braces is the hash tag that keeps them in one slot.
+/// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {
     /// Hash: rules, counters, version, epoch.
@@ -18,6 +18,8 @@ pub struct Keys {
     pub holds: String,
     /// Stream: what SQL has yet to hear.
     pub outbox: String,
+    /// Stream: outbox entries that no core has written, for people to look at.
+    pub dead: String,
 }
 
 impl Keys {
@@ -30,6 +32,7 @@ impl Keys {
             claims: key("claims"),
             holds: key("holds"),
             outbox: key("outbox"),
+            dead: key("dead"),
         }
     }
 
@@ -43,6 +46,11 @@ impl Keys {
             &self.outbox,
         ]
     }
+}
+
+/// The two keys of the lock `name`: the lease, and the last token given.
+pub fn lock(name: &str) -> [String; 2] {
+    [format!("cg:lock:{{{name}}}"), format!("cg:lock:{{{name}}}:token")]
 }
 
 #[cfg(test)]
@@ -61,5 +69,7 @@ mod tests {
                 "cg:{demo}:outbox"
             ]
         );
+        assert_eq!(Keys::of(&"demo".parse().unwrap()).dead, "cg:{demo}:dead");
+        assert_eq!(lock("demo"), ["cg:lock:{demo}", "cg:lock:{demo}:token"]);
     }
 }

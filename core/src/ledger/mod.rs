@@ -1,28 +1,24 @@
-//! The only way to Redis: connection, scripts, and what their replies mean to the rest of core.
+//! The only way to Redis: scripts, and what their replies mean to the rest of core.
 
 pub mod embedded;
 pub mod events;
 pub mod keys;
+mod link;
+pub mod loading;
 pub mod scripts;
 
 use std::time::Duration;
 
 use claimgate_shared::campaign::Switch;
-use claimgate_shared::{ClaimId, ClaimRequest};
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, Script, ServerErrorKind, Value};
-use tokio::sync::Mutex;
-use tokio::time::Instant;
+use claimgate_shared::{ClaimId, Timestamp};
+use redis::{Client, RedisError, Script, ScriptInvocation, Value};
 
-use self::scripts::{Counters, Decided, Malformed, Record};
+use self::keys::Keys;
+use self::link::Link;
+use self::scripts::{Counters, Decided, Lease, Malformed, Record};
+use crate::archive::{Archive, ArchiveError};
 use crate::campaign::Campaign;
 use crate::campaigns::Known;
-
-/// The longest a call waits for Redis; the edge gives core 2 s in all.
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1000);
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// After a failed attempt to connect, further ones are refused at once for so long.
-const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why Redis gave no decision.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +32,9 @@ pub enum LedgerError {
     /// Redis cannot be reached, or its answer was lost: the outcome is unknown.
     #[error("Redis is unavailable: {0}")]
     Unavailable(#[from] RedisError),
+    /// A new connection can only be trusted after a look into SQL, and SQL does not answer.
+    #[error(transparent)]
+    Register(#[from] ArchiveError),
     /// An answer that no script of this version gives.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -51,44 +50,77 @@ impl LedgerError {
     }
 }
 
-/// Core's connection to Redis.
+/// What a caller wants done with a claim that stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    /// A held claim becomes granted.
+    Confirm,
+    /// The units go back.
+    Return,
+}
+
+/// Held claims, by Redis' own index.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldState {
+    /// All of them.
+    pub held: u64,
+    /// Those that should have been given back.
+    pub stranded: u64,
+}
+
+/// Core's way to Redis.
 #[derive(Debug)]
 pub struct Ledger {
-    client: Client,
-    link: Mutex<Link>,
+    link: Link,
+    /// Where the floor of a campaign's sequence is read after every new connection.
+    archive: Archive,
     /// The most events the outbox may hold before new claims are put off.
     backlog_max: u64,
 }
 
-#[derive(Debug, Default)]
-struct Link {
-    connection: Option<MultiplexedConnection>,
-    failed_at: Option<Instant>,
-    /// Counts connections, so that a caller whose connection broke does not drop its successor.
-    generation: u64,
-}
-
 impl Ledger {
     /// A ledger behind `client`; connects when first asked.
-    pub fn new(client: Client, backlog_max: u64) -> Self {
+    pub fn new(client: Client, archive: Archive, backlog_max: u64) -> Self {
         Self {
-            client,
-            link: Mutex::default(),
+            link: Link::new(client),
+            archive,
             backlog_max,
         }
     }
 
-    /// Decides `requests`, all of `known`'s campaign, in one call.
+    /// Gives back holds that are due, then decides `requests`, all of `known`'s campaign, in one call.
     pub async fn claim(&self, known: &Known, requests: &[(ClaimId, u32)]) -> Result<Decided, LedgerError> {
-        let campaign = known.campaign();
-        let mut call = invocation(&scripts::CLAIM, known, &campaign);
-        call.arg(self.backlog_max);
-        for (id, quantity) in requests {
-            call.arg(id.user.as_str()).arg(&id.digest[..]).arg(*quantity);
-        }
-        let decided = ready(scripts::decided(self.run(&call).await?, &campaign.zone)?)?;
+        let zone = &known.campaign().zone;
+        let reply = self
+            .call(known, &scripts::CLAIM, |call| {
+                call.arg(self.backlog_max);
+                for (id, quantity) in requests {
+                    call.arg(id.user.as_str()).arg(&id.digest[..]).arg(*quantity);
+                }
+            })
+            .await?;
+        let decided = ready(known, scripts::decided(reply, zone)?)?;
         known.saw(&decided);
         Ok(decided)
+    }
+
+    /// Confirms or returns the claim `id`; `None` when there is none.
+    pub async fn settle(
+        &self,
+        known: &Known,
+        id: &ClaimId,
+        settlement: Settlement,
+    ) -> Result<Option<Record>, LedgerError> {
+        let verb = match settlement {
+            Settlement::Confirm => "confirm",
+            Settlement::Return => "return",
+        };
+        let reply = self
+            .call(known, &scripts::SETTLE, |call| {
+                call.arg(verb).arg(id.user.as_str()).arg(&id.digest[..]);
+            })
+            .await?;
+        ready(known, scripts::settled(reply)?)
     }
 
     /// The campaign's counters, and the claim `id` as it stands.
@@ -97,27 +129,77 @@ impl Ledger {
         known: &Known,
         id: Option<&ClaimId>,
     ) -> Result<(Counters, Option<Record>), LedgerError> {
-        let mut call = invocation(&scripts::FIND, known, &known.campaign());
-        if let Some(id) = id {
-            call.arg(id.user.as_str()).arg(&id.digest[..]);
-        }
-        ready(scripts::found(self.run(&call).await?)?)
-    }
-
-    /// Lays down the keys of a campaign that has none, unless they are there.
-    pub async fn open(&self, known: &Known) -> Result<(), LedgerError> {
-        let campaign = known.campaign();
-        let mut call = invocation(&scripts::OPEN, known, &campaign);
-        rule_fields(&mut call, &campaign);
-        ready(scripts::word(self.run(&call).await?, &["opened", "exists"])?).map(drop)
+        let reply = self
+            .call(known, &scripts::FIND, |call| {
+                if let Some(id) = id {
+                    call.arg(id.user.as_str()).arg(&id.digest[..]);
+                }
+            })
+            .await?;
+        ready(known, scripts::found(reply)?)
     }
 
     /// Applies the rules of `campaign`, unless Redis holds newer ones.
     pub async fn change(&self, known: &Known, campaign: &Campaign) -> Result<(), LedgerError> {
-        let mut call = invocation(&scripts::CHANGE, known, campaign);
-        call.arg(campaign.version);
-        rule_fields(&mut call, campaign);
-        ready(scripts::word(self.run(&call).await?, &["changed", "newer"])?).map(drop)
+        let reply = self
+            .call(known, &scripts::CHANGE, |call| {
+                call.arg(campaign.version);
+                rule_fields(call, campaign);
+            })
+            .await?;
+        ready(known, scripts::word(reply, &["changed", "newer"])?).map(drop)
+    }
+
+    /// Acquires, prolongs or gives up a lease; `verb` as in `lock.lua`.
+    pub(crate) async fn lease(
+        &self,
+        keys: &[String; 2],
+        verb: &str,
+        owner: &str,
+        length: Duration,
+    ) -> Result<Lease, LedgerError> {
+        let mut call = scripts::LOCK.prepare_invoke();
+        for key in keys {
+            call.key(key);
+        }
+        call.arg(verb)
+            .arg(owner)
+            .arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
+        Ok(scripts::lease(self.run(&call).await?)?)
+    }
+
+    /// Units taken, summed over all users' records. Reads them all, a thousand at a time.
+    pub async fn taken_by_users(&self, keys: &Keys) -> Result<u64, LedgerError> {
+        let (mut cursor, mut sum) = (0_u64, 0);
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
+            let (next, page): (u64, Vec<(Vec<u8>, Vec<u8>)>) = self.query(&scan).await?;
+            let records = page.iter().filter(|(user, _)| user != b".");
+            sum += records
+                .map(|(_, record)| scripts::taken_ever(record))
+                .sum::<u64>();
+            if next == 0 {
+                return Ok(sum);
+            }
+            cursor = next;
+        }
+    }
+
+    /// How many claims are held, and how many of them were due before `due_before`.
+    pub async fn hold_state(&self, keys: &Keys, due_before: Timestamp) -> Result<HoldState, LedgerError> {
+        let held: u64 = self
+            .query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf"))
+            .await?;
+        let due = self
+            .query(
+                redis::cmd("ZCOUNT")
+                    .arg(&keys.holds)
+                    .arg(1)
+                    .arg(due_before.as_ms()),
+            )
+            .await?;
+        Ok(HoldState { held, stranded: due })
     }
 
     /// Whether Redis answers.
@@ -125,73 +207,71 @@ impl Ledger {
         self.query::<Value>(&redis::cmd("PING")).await.map(drop)
     }
 
-    async fn run(&self, call: &redis::ScriptInvocation<'_>) -> Result<Value, LedgerError> {
-        let (mut connection, generation) = self.connection().await?;
-        let reply = call.invoke_async(&mut connection).await;
-        self.checked(reply, generation).await
+    /// Calls a script on a campaign. The scripts do the same thing once however often they are called, so a call
+    /// whose connection broke is made again, on a new one.
+    async fn call(
+        &self,
+        known: &Known,
+        script: &Script,
+        arguments: impl Fn(&mut ScriptInvocation<'_>),
+    ) -> Result<Value, LedgerError> {
+        let first = self.try_call(known, script, &arguments).await;
+        match first {
+            Err(LedgerError::Unavailable(error)) if error.is_connection_dropped() => {
+                self.try_call(known, script, &arguments).await
+            }
+            first => first,
+        }
+    }
+
+    async fn try_call(
+        &self,
+        known: &Known,
+        script: &Script,
+        arguments: &impl Fn(&mut ScriptInvocation<'_>),
+    ) -> Result<Value, LedgerError> {
+        let mut session = self.link.session().await?;
+        // Behind a new connection may be a Redis that has lost claims: only SQL can tell how many there have been.
+        if known.checked() != session.generation {
+            known.raise_floor(self.archive.last_sequence(&known.campaign().id).await?);
+            known.set_checked(session.generation);
+        }
+        let mut call = invocation(script, known, &known.campaign());
+        arguments(&mut call);
+        let reply = call.invoke_async(&mut session.connection).await;
+        self.noted(reply, session.generation).await
+    }
+
+    async fn run(&self, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
+        let mut session = self.link.session().await?;
+        let reply = call.invoke_async(&mut session.connection).await;
+        self.noted(reply, session.generation).await
     }
 
     async fn query<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, LedgerError> {
-        let (mut connection, generation) = self.connection().await?;
-        let reply = command.query_async(&mut connection).await;
-        self.checked(reply, generation).await
+        let mut session = self.link.session().await?;
+        let reply = command.query_async(&mut session.connection).await;
+        self.noted(reply, session.generation).await
     }
 
-    /// Gives up a connection whose call went wrong below Redis' own protocol.
-    async fn checked<T>(&self, reply: Result<T, RedisError>, generation: u64) -> Result<T, LedgerError> {
-        let error = match reply {
-            Ok(reply) => return Ok(reply),
-            Err(error) => error,
-        };
-        if !matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-            || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-        {
-            let mut link = self.link.lock().await;
-            if link.generation == generation {
-                link.connection = None;
-            }
+    async fn noted<T>(&self, reply: Result<T, RedisError>, generation: u64) -> Result<T, LedgerError> {
+        if let Err(error) = &reply {
+            self.link.note(error, generation).await;
         }
-        Err(LedgerError::of(error))
-    }
-
-    async fn connection(&self) -> Result<(MultiplexedConnection, u64), LedgerError> {
-        let mut link = self.link.lock().await;
-        if let Some(connection) = &link.connection {
-            return Ok((connection.clone(), link.generation));
-        }
-        if link.failed_at.is_some_and(|at| at.elapsed() < CONNECT_PAUSE) {
-            return Err(RedisError::from((ErrorKind::Io, "cannot connect")).into());
-        }
-        match self.connect(RESPONSE_TIMEOUT).await {
-            Ok(connection) => {
-                link.generation += 1;
-                link.failed_at = None;
-                link.connection = Some(connection.clone());
-                Ok((connection, link.generation))
-            }
-            Err(error) => {
-                link.failed_at = Some(Instant::now());
-                Err(error.into())
-            }
-        }
-    }
-
-    async fn connect(&self, response_timeout: Duration) -> Result<MultiplexedConnection, RedisError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(response_timeout));
-        self.client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
+        reply.map_err(LedgerError::of)
     }
 }
 
-fn ready<T>(reply: scripts::Ready<T>) -> Result<T, LedgerError> {
-    reply.map_err(LedgerError::NotReady)
+/// A campaign that is not ready is for the recovery to look at.
+fn ready<T>(known: &Known, reply: scripts::Ready<T>) -> Result<T, LedgerError> {
+    reply.map_err(|why| {
+        known.distrust();
+        LedgerError::NotReady(why)
+    })
 }
 
 /// A call with what every script takes first: the keys, the layout, the epoch, and the floor of the sequence.
-fn invocation<'a>(script: &'a Script, known: &Known, campaign: &Campaign) -> redis::ScriptInvocation<'a> {
+fn invocation<'a>(script: &'a Script, known: &Known, campaign: &Campaign) -> ScriptInvocation<'a> {
     let mut call = script.prepare_invoke();
     for key in known.keys.all() {
         call.key(key);
@@ -201,7 +281,7 @@ fn invocation<'a>(script: &'a Script, known: &Known, campaign: &Campaign) -> red
 }
 
 /// The rules as fields of the campaign's hash; an empty value is "none".
-fn rule_fields(call: &mut redis::ScriptInvocation<'_>, campaign: &Campaign) {
+fn rule_fields(call: &mut ScriptInvocation<'_>, campaign: &Campaign) {
     let calendar = campaign.zone.calendar(crate::clock::now());
     let limits = campaign.limits;
     let or_none = |number: Option<std::num::NonZeroU32>| number.map(|n| n.to_string()).unwrap_or_default();
@@ -234,9 +314,4 @@ fn rule_fields(call: &mut redis::ScriptInvocation<'_>, campaign: &Campaign) {
         call.arg(field).arg(value);
     }
     call.arg("days").arg(calendar.offsets);
-}
-
-/// One claim of a batch, as the ledger takes it.
-pub fn entry(request: &ClaimRequest) -> (ClaimId, u32) {
-    (request.claim_id(), request.quantity.get())
 }

@@ -23,8 +23,24 @@ script! {
     CLAIM, "prelude.lua", "claim.lua"
 }
 script! {
-    /// Lays down the keys of a new campaign.
-    OPEN, "prelude.lua", "open.lua"
+    /// Confirms or returns a claim.
+    SETTLE, "prelude.lua", "settle.lua"
+}
+script! {
+    /// Stops every decision until the campaign has been loaded anew.
+    CLOSE, "prelude.lua", "close.lua"
+}
+script! {
+    /// Lays a campaign down from SQL.
+    LOAD, "prelude.lua", "load.lua"
+}
+script! {
+    /// Moves an entry that no core has written out of the drain's way.
+    PARK, "park.lua"
+}
+script! {
+    /// Leases.
+    LOCK, "lock.lua"
 }
 script! {
     /// Applies a version of a campaign's rules.
@@ -66,6 +82,17 @@ pub struct Record {
 }
 
 impl Record {
+    /// Writes the record as the scripts do.
+    pub fn write(&self, into: &mut Vec<u8>) {
+        into.extend_from_slice(&self.digest);
+        into.extend_from_slice(&[status_number(self.status), self.revision]);
+        into.extend_from_slice(&self.quantity.to_be_bytes());
+        put_be(into, self.sequence, 5);
+        put_be(into, ms(self.claimed_at), 6);
+        put_be(into, self.expires_at.map_or(0, ms), 6);
+        put_be(into, u64::from(self.day), 3);
+    }
+
     /// Length of a record, in bytes.
     pub const BYTES: usize = 42;
 
@@ -85,11 +112,25 @@ impl Record {
     }
 }
 
+/// Units a user has ever taken, from the user's record; 0 when it is no record.
+pub(super) fn taken_ever(record: &[u8]) -> u64 {
+    record.get(8..13).map_or(0, be_int)
+}
+
 /// A big-endian number of at most 8 bytes.
 pub(super) fn be_int(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// Appends the low `width` bytes of `number`, big endian.
+pub(super) fn put_be(into: &mut Vec<u8>, number: u64, width: usize) {
+    into.extend_from_slice(&number.to_be_bytes()[8 - width..]);
+}
+
+fn ms(at: Timestamp) -> u64 {
+    at.as_ms().unsigned_abs()
 }
 
 pub(super) fn timestamp(ms: u64) -> Option<Timestamp> {
@@ -98,6 +139,17 @@ pub(super) fn timestamp(ms: u64) -> Option<Timestamp> {
 
 fn optional_timestamp(ms: u64) -> Option<Timestamp> {
     if ms == 0 { None } else { timestamp(ms) }
+}
+
+fn status_number(status: ClaimStatus) -> u8 {
+    match status {
+        ClaimStatus::Granted => 1,
+        ClaimStatus::Held => 2,
+        ClaimStatus::Returned => 3,
+        ClaimStatus::Expired => 4,
+        // Only SQL keeps revoked claims; no script would read one.
+        ClaimStatus::Revoked => 0,
+    }
 }
 
 fn status(number: i64) -> Option<ClaimStatus> {
@@ -152,6 +204,8 @@ pub struct Decided {
     pub version: u64,
     /// The total by which it was decided; `None` when unlimited.
     pub total: Option<u32>,
+    /// Whether more holds are due than one call gives back.
+    pub more_due: bool,
     /// One a claim, in their order.
     pub verdicts: Vec<Verdict>,
 }
@@ -226,6 +280,7 @@ pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
     }
     let (now, version) = (parts.timestamp()?, parts.number()?);
     let total = u32::try_from(parts.int()?).ok();
+    let more_due = parts.int()? == 1;
     let verdicts = Parts::of(parts.next()?)?
         .0
         .map(|item| verdict(item, zone))
@@ -234,6 +289,7 @@ pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
         now,
         version,
         total,
+        more_due,
         verdicts,
     }))
 }
@@ -334,6 +390,56 @@ pub fn found(reply: Value) -> Result<Ready<(Counters, Option<Record>)>, Malforme
         _ => None,
     };
     Ok(Ok((counters, record)))
+}
+
+/// Reads the reply of `settle.lua`; `None` when there is no such claim.
+pub fn settled(reply: Value) -> Result<Ready<Option<Record>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.text()?)),
+        "unknown" => Ok(Ok(None)),
+        "settled" => match parts.next()? {
+            Value::BulkString(bytes) => Ok(Ok(Some(
+                Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?,
+            ))),
+            other => Err(malformed(&other)),
+        },
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// Reads the reply of `close.lua`: the epoch that Redis has the campaign in.
+pub fn closed(reply: Value) -> Result<u64, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "missing" => Ok(0),
+        _ => parts.number(),
+    }
+}
+
+/// What `lock.lua` said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lease {
+    /// Ours; with its fencing token.
+    Held(u64),
+    /// Another owner's.
+    Taken,
+    /// Prolonged, or given up.
+    Done,
+    /// Not ours any more.
+    Lost,
+}
+
+/// Reads the reply of `lock.lua`.
+pub fn lease(reply: Value) -> Result<Lease, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    Ok(match parts.text()?.as_str() {
+        "held" => Lease::Held(parts.number()?),
+        "taken" => Lease::Taken,
+        "renewed" | "released" => Lease::Done,
+        "lost" => Lease::Lost,
+        other => return Err(Malformed(other.to_owned())),
+    })
 }
 
 /// Reads a reply that is one word out of `words`, as its place among them.

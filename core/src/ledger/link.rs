@@ -1,0 +1,96 @@
+//! The connection to Redis: made when needed, given up when it breaks, counted.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, ServerErrorKind};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// The longest a call waits for Redis; the edge gives core 2 s in all.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1000);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// After a failed attempt to connect, further ones are refused at once for so long.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection, and which one it is: the first is 1.
+#[derive(Debug, Clone)]
+pub(super) struct Session {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) generation: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    client: Client,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    session: Option<Session>,
+    failed_at: Option<Instant>,
+    generation: u64,
+}
+
+impl Link {
+    pub(super) fn new(client: Client) -> Self {
+        Self {
+            client,
+            state: Mutex::default(),
+        }
+    }
+
+    /// The connection there is, or a new one.
+    pub(super) async fn session(&self) -> Result<Session, RedisError> {
+        let mut state = self.state.lock().await;
+        if let Some(session) = &state.session {
+            return Ok(session.clone());
+        }
+        if state.failed_at.is_some_and(|at| at.elapsed() < CONNECT_PAUSE) {
+            return Err((ErrorKind::Io, "cannot connect").into());
+        }
+        match self.connect(RESPONSE_TIMEOUT).await {
+            Ok(connection) => {
+                state.generation += 1;
+                state.failed_at = None;
+                let session = Session {
+                    connection,
+                    generation: state.generation,
+                };
+                state.session = Some(session.clone());
+                Ok(session)
+            }
+            Err(error) => {
+                state.failed_at = Some(Instant::now());
+                Err(error)
+            }
+        }
+    }
+
+    /// A connection apart, for calls that wait.
+    pub(super) async fn connect(
+        &self,
+        response_timeout: Duration,
+    ) -> Result<MultiplexedConnection, RedisError> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(response_timeout));
+        self.client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+    }
+
+    /// Gives up the connection of `generation`, if `error` says that it is broken or leads to a server that is no
+    /// primary any more.
+    pub(super) async fn note(&self, error: &RedisError, generation: u64) {
+        let of_redis = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {
+            return;
+        }
+        let mut state = self.state.lock().await;
+        if state.generation == generation {
+            state.session = None;
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Brings campaigns back whose counters in Redis are missing, behind, or of another epoch.
+//!
+//! The order matters: close in Redis, drain what is left to SQL, raise the epoch in SQL, load from SQL, open. Loading
+//! beside a live outbox would count twice; raising the epoch late would let an old drain write past a limit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::archive::{Archive, ArchiveError, DrainError};
+use crate::campaign::Campaign;
+use crate::campaigns::{Campaigns, Known};
+use crate::ledger::loading::{LoadError, Loader};
+use crate::ledger::scripts::Record;
+use crate::ledger::{Ledger, LedgerError};
+use crate::lock::{LockError, Owner};
+use crate::metrics;
+
+/// A crashed loader keeps others waiting for so long.
+const LEASE: Duration = Duration::from_secs(5);
+/// How often campaigns that nobody calls upon are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Brings campaigns back.
+#[derive(Debug)]
+pub struct Recovery {
+    /// To Redis.
+    pub ledger: Arc<Ledger>,
+    /// To SQL.
+    pub archive: Archive,
+    /// Whose campaigns.
+    pub campaigns: Arc<Campaigns>,
+    /// In whose name leases are taken.
+    pub owner: Owner,
+}
+
+/// What became of a campaign that was not ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovered {
+    /// It was ready after all.
+    Ready,
+    /// Loaded from SQL, with so many claims.
+    Loaded(u64),
+    /// Another core is at it.
+    Elsewhere,
+}
+
+/// Why a campaign could not be brought back yet.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// Redis.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    /// Redis, while loading.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// SQL.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// SQL, while draining.
+    #[error(transparent)]
+    Drain(#[from] DrainError),
+    /// The keys are of a layout that this version does not know.
+    #[error("its keys are of another layout: another version of claimgate is at work on them")]
+    Layout,
+}
+
+impl Recovery {
+    /// Looks after all campaigns until `stop` turns true.
+    pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = looks.tick() => {}
+                () = self.campaigns.trouble() => {}
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+            for known in self.campaigns.all() {
+                if let Err(error) = self.look_after(&known).await {
+                    tracing::warn!(%error, campaign = %known.campaign().id, "not ready");
+                }
+            }
+        }
+    }
+
+    /// Brings one campaign back if it is not ready; gives back holds that are due.
+    pub async fn look_after(&self, known: &Known) -> Result<Recovered, RecoveryError> {
+        let recovered = match self.ledger.find(known, None).await {
+            Ok((counters, _)) => {
+                known.trust();
+                metrics::outbox_events(known.campaign().id.as_str(), counters.backlog);
+                Recovered::Ready
+            }
+            Err(LedgerError::NotReady(_)) => self.recover(known, false).await?,
+            Err(error) => return Err(error.into()),
+        };
+        if recovered != Recovered::Elsewhere && known.campaign().hold_seconds.is_some() {
+            self.sweep(known).await?;
+        }
+        Ok(recovered)
+    }
+
+    /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
+    async fn sweep(&self, known: &Known) -> Result<(), RecoveryError> {
+        let Ok(lease) = self
+            .owner
+            .try_lock(&format!("sweep-{}", known.campaign().id), LEASE)
+            .await
+        else {
+            return Ok(());
+        };
+        while self.ledger.claim(known, &[]).await?.more_due && !lease.is_lost() {}
+        lease.release().await?;
+        Ok(())
+    }
+
+    /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, also if it is.
+    pub async fn recover(&self, known: &Known, anyway: bool) -> Result<Recovered, RecoveryError> {
+        let id = known.campaign().id.clone();
+        let lease = match self.owner.try_lock(&format!("load-{id}"), LEASE).await {
+            Ok(lease) => lease,
+            Err(LockError::Taken) => return Ok(Recovered::Elsewhere),
+            Err(LockError::Ledger(error)) => return Err(error.into()),
+        };
+        let result = self.recover_leased(known, anyway, lease.token()).await;
+        // Not released, it frees itself.
+        let _ = lease.release().await;
+        result
+    }
+
+    async fn recover_leased(
+        &self,
+        known: &Known,
+        anyway: bool,
+        token: u64,
+    ) -> Result<Recovered, RecoveryError> {
+        let Some(campaign) = self.archive.campaign(&known.campaign().id).await? else {
+            return Ok(Recovered::Ready);
+        };
+        self.campaigns.learn(campaign.clone(), 0);
+        match self.ledger.find(known, None).await {
+            Ok(_) if !anyway => {
+                known.trust();
+                return Ok(Recovered::Ready);
+            }
+            Err(LedgerError::NotReady(why)) if why == "layout" => return Err(RecoveryError::Layout),
+            Ok(_) | Err(LedgerError::NotReady(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let started = Instant::now();
+        known.distrust();
+        // Redis may hold a newer epoch than SQL, when SQL was restored from an older copy.
+        let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
+        self.drain_all(known).await?;
+        let Some(campaign) = self
+            .archive
+            .raise_epoch(&campaign.id, campaign.epoch, epoch)
+            .await?
+        else {
+            return Ok(Recovered::Elsewhere);
+        };
+        let claims = self.load(known, &campaign, token).await?;
+        self.campaigns.learn(campaign.clone(), 0);
+        known.applied();
+        known.trust();
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::warn!(campaign = %campaign.id, epoch = campaign.epoch, claims, seconds, "loaded from SQL");
+        metrics::loaded();
+        Ok(Recovered::Loaded(claims))
+    }
+
+    /// Moves everything in a closed campaign's outbox to SQL, whoever has read it before.
+    async fn drain_all(&self, known: &Known) -> Result<(), RecoveryError> {
+        let campaign = &known.campaign().id;
+        let mut after = "0-0".to_owned();
+        while let Some((read, last)) = self.ledger.outbox_page(&known.keys, &after).await? {
+            for id in &read.poison {
+                self.ledger.park(&known.keys, id).await?;
+            }
+            match self.archive.drain(campaign, &read.entries).await {
+                Err(DrainError::Constraint(error)) => {
+                    let revoked = self.archive.salvage(campaign, &read.entries).await?;
+                    tracing::error!(%campaign, revoked, %error, "claims stored as revoked");
+                }
+                other => other?,
+            }
+            after = last;
+        }
+        Ok(())
+    }
+
+    /// Lays the campaign down from SQL; the number of its claims.
+    async fn load(&self, known: &Known, campaign: &Campaign, token: u64) -> Result<u64, RecoveryError> {
+        let totals = self.archive.totals(&campaign.id).await?;
+        let mut loader = Loader::begin(&self.ledger, &known.keys, campaign, token).await?;
+        let mut rows = std::pin::pin!(self.archive.by_user(&campaign.id));
+        let mut of_one_user: Option<(_, Vec<Record>)> = None;
+        while let Some(row) = rows.next().await {
+            let (user, record) = row?;
+            match &mut of_one_user {
+                Some((same, records)) if *same == user => records.push(record),
+                other => {
+                    if let Some((user, records)) = other.replace((user, vec![record])) {
+                        loader.user(&user, &records).await?;
+                    }
+                }
+            }
+        }
+        if let Some((user, records)) = of_one_user {
+            loader.user(&user, &records).await?;
+        }
+        loader
+            .open(totals.sequence.max(known.floor()), totals.taken)
+            .await?;
+        Ok(totals.claims - totals.revoked)
+    }
+}
+
+/// Lays down a campaign that SQL has just been given: it has no claims yet.
+pub async fn lay_down(ledger: &Ledger, known: &Known) -> Result<(), LedgerError> {
+    let campaign = known.campaign();
+    let laid = async {
+        Loader::begin(ledger, &known.keys, &campaign, 0)
+            .await?
+            .open(0, 0)
+            .await
+    };
+    match laid.await {
+        Ok(()) => {
+            known.applied();
+            known.trust();
+            Ok(())
+        }
+        // A recovery has seen it missing and was quicker.
+        Err(LoadError::Late) => Ok(()),
+        Err(LoadError::Ledger(error)) => Err(error),
+    }
+}
