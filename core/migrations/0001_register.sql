@@ -19,6 +19,11 @@ CREATE TABLE campaigns (
     -- Raised by every rebuild, in its transaction: entries of an older epoch are stored as revoked.
     epoch            BIGINT NOT NULL,
     created_at       BIGINT NOT NULL,
+    changed_at       BIGINT NOT NULL,
+    -- Once over and drained a campaign leaves Redis: when, and with how much taken and which last sequence.
+    archived_at      BIGINT,
+    archived_taken   BIGINT,
+    archived_sequence BIGINT,
     CONSTRAINT campaigns_window CHECK (ends_at > starts_at),
     CONSTRAINT campaigns_switch CHECK (switch IN ('on', 'paused', 'ended'))
 );

@@ -4,17 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use claimgate_shared::{CampaignId, ClaimId, Code, Problem};
+use claimgate_shared::{CampaignId, ClaimId, ClaimRequest, Code, Problem};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::archive::{Archive, ArchiveError};
+use crate::archived;
 use crate::campaign::Campaign;
 use crate::campaigns::{Campaigns, Known};
-use crate::gate::Gate;
+use crate::gate::{Decision, Gate, GateError};
 use crate::http::auth::Gatekeeper;
 use crate::http::claims::no_such_claim;
+use crate::ledger::scripts::{Counters, Record};
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
 use crate::reconcile::Reconciler;
@@ -134,6 +136,30 @@ impl App {
         found.ok_or_else(Self::no_such_campaign)
     }
 
+    /// Decides a claim, at the gate or, on a campaign that has left Redis, from SQL.
+    pub async fn decide(&self, known: &Arc<Known>, request: &ClaimRequest) -> Result<Decision, GateError> {
+        let campaign = known.campaign();
+        match campaign.archived {
+            None => self.gate.claim(known, request).await,
+            Some(archived) => archived::decide(&self.archive, &campaign, archived, request)
+                .await
+                .map_err(|error| Arc::new(LedgerError::Register(error)).into()),
+        }
+    }
+
+    /// The campaign's counters, and the claim `id` where Redis has it.
+    pub async fn find(
+        &self,
+        known: &Known,
+        id: Option<&ClaimId>,
+    ) -> Result<(Counters, Option<Record>), LedgerError> {
+        let campaign = known.campaign();
+        match campaign.archived {
+            None => self.ledger.find(known, id).await,
+            Some(archived) => Ok((archived::counters(&campaign, archived), None)),
+        }
+    }
+
     /// The campaign's rules at `version` or newer: Redis may already decide by rules that another core has set.
     pub async fn at_least(&self, known: &Arc<Known>, version: u64) -> Result<Arc<Campaign>, Problem> {
         let campaign = known.campaign();
@@ -162,7 +188,21 @@ impl App {
     /// Applies a change that has just been written to SQL.
     pub async fn changed(&self, campaign: Campaign) -> Result<(), LedgerError> {
         let known = self.campaigns.learn(campaign, 0);
-        self.apply(&known).await
+        // An ended campaign that has left Redis stays away: there is nothing to put into force.
+        if known.campaign().archived.is_some() {
+            return Ok(());
+        }
+        match self.apply(&known).await {
+            // One that had left and has a future again comes back first.
+            Err(LedgerError::NotReady(why)) => {
+                if let Err(error) = self.recovery.look_after(&known).await {
+                    tracing::warn!(%error, campaign = %known.campaign().id, "not ready");
+                    return Err(LedgerError::NotReady(why));
+                }
+                self.apply(&known).await
+            }
+            result => result,
+        }
     }
 
     async fn apply(&self, known: &Known) -> Result<(), LedgerError> {
@@ -208,23 +248,13 @@ impl App {
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             let redis = self.ledger.ping().await;
-            self.note_health(
+            note_health(
                 &self.redis_up,
                 "redis",
                 redis.as_ref().err().map(ToString::to_string),
             );
             let sql = self.refresh().await;
-            self.note_health(&self.sql_up, "sql", sql.as_ref().err().map(ToString::to_string));
-        }
-    }
-
-    fn note_health(&self, up: &AtomicBool, part: &'static str, error: Option<String>) {
-        let was_up = up.swap(error.is_none(), Ordering::Relaxed);
-        metrics::up(part, error.is_none());
-        match error {
-            Some(error) if was_up => tracing::error!(part, error, "does not answer"),
-            None if !was_up => tracing::info!(part, "answers"),
-            _ => {}
+            note_health(&self.sql_up, "sql", sql.as_ref().err().map(ToString::to_string));
         }
     }
 
@@ -254,5 +284,15 @@ impl App {
     /// For ids that lead nowhere.
     pub fn no_such_campaign() -> Problem {
         Problem::new(Code::CampaignNotFound, "there is no such campaign")
+    }
+}
+
+fn note_health(up: &AtomicBool, part: &'static str, error: Option<String>) {
+    let was_up = up.swap(error.is_none(), Ordering::Relaxed);
+    metrics::up(part, error.is_none());
+    match error {
+        Some(error) if was_up => tracing::error!(part, error, "does not answer"),
+        None if !was_up => tracing::info!(part, "answers"),
+        _ => {}
     }
 }

@@ -10,6 +10,8 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, civil};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::clock;
+
 /// How far ahead the calendar of a campaign is laid out in Redis, in days; past it nothing is decided.
 const CALENDAR_AHEAD_DAYS: i64 = 500;
 /// How far back, so that a clock set back still finds its day.
@@ -38,6 +40,19 @@ pub struct Campaign {
     pub version: u64,
     /// Raised by every rebuild: what an older epoch still wants to write is refused.
     pub epoch: u64,
+    /// When an admin last changed it.
+    pub changed_at: Timestamp,
+    /// Set once the campaign is over and has left Redis.
+    pub archived: Option<Archived>,
+}
+
+/// What a campaign came to before it left Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Archived {
+    /// Units taken.
+    pub taken: u64,
+    /// The last sequence given.
+    pub sequence: u64,
 }
 
 impl Campaign {
@@ -61,6 +76,18 @@ impl Campaign {
     pub fn remaining(&self, taken: u64) -> Option<u32> {
         let total = u64::from(self.limits.total?.get());
         u32::try_from(total.saturating_sub(taken)).ok()
+    }
+
+    /// Since when no claim can be granted any more; `None` while one still can, or may again.
+    pub fn over_since(&self, now: Timestamp) -> Option<Timestamp> {
+        match self.switch {
+            Switch::Ended => Some(self.changed_at),
+            Switch::On | Switch::Paused => self
+                .window
+                .ends_at()
+                .filter(|end| *end <= now)
+                .map(|end| end.max(self.changed_at)),
+        }
     }
 
     /// Whether `other` has the same rules: name, window, zone, limits and hold.
@@ -231,6 +258,8 @@ impl NewCampaign {
             switch: Switch::On,
             version: 1,
             epoch: 1,
+            changed_at: clock::now(),
+            archived: None,
         })
     }
 }
@@ -238,6 +267,7 @@ impl NewCampaign {
 /// `PATCH /admin/v1/campaigns/{id}`: what is left out stays as it is; `null` takes a limit or the end away.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[allow(clippy::option_option)] // left out, null and a time are three things here
 pub struct CampaignPatch {
     /// The version this change was made against.
     pub version: u64,
@@ -298,6 +328,7 @@ impl CampaignPatch {
                 per_claim: self.limits.per_claim.unwrap_or(now.per_claim),
             },
             version: campaign.version + 1,
+            archived: None,
             ..campaign.clone()
         })
     }

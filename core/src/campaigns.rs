@@ -29,7 +29,7 @@ pub struct Known {
 }
 
 /// After so long the calendar is laid out anew, so that it always reaches far ahead.
-const CALENDAR_AGE_MAX: Duration = Duration::from_secs(3600);
+const CALENDAR_AGE_MAX: Duration = Duration::from_hours(1);
 
 impl Known {
     fn new(campaign: Campaign, floor: u64, trouble: Arc<Notify>) -> Self {
@@ -58,6 +58,11 @@ impl Known {
     /// Whether the campaign was ready when last called upon; one never called upon is not trusted yet.
     pub fn is_trusted(&self) -> bool {
         self.trusted.load(Ordering::Acquire)
+    }
+
+    /// Whether Redis is known to hold the campaign.
+    pub fn is_in_redis(&self) -> bool {
+        self.is_trusted() && self.campaign().archived.is_none()
     }
 
     /// The connection to Redis since which SQL was asked for the floor; 0 for none.
@@ -93,7 +98,11 @@ impl Known {
 
     /// Whether the rules have to be put into force: newer than what was, or not for long.
     pub fn is_due(&self) -> bool {
-        let version = self.campaign().version;
+        let campaign = self.campaign();
+        if campaign.archived.is_some() {
+            return false;
+        }
+        let version = campaign.version;
         let applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
         applied.is_none_or(|(last, at)| last < version || at.elapsed() > CALENDAR_AGE_MAX)
     }

@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -85,6 +86,9 @@ pub struct ServeArgs {
     /// Events that may wait for SQL per campaign before new claims get 503 [default: 1000000]
     #[arg(long, env = "CLAIMGATE_OUTBOX_MAX", value_name = "EVENTS")]
     outbox_max: Option<String>,
+    /// Seconds after which a campaign that is over leaves Redis; SQL answers for it then [default: 86400]
+    #[arg(long, env = "CLAIMGATE_ARCHIVE_AFTER_S", value_name = "SECONDS")]
+    archive_after_s: Option<String>,
     /// The most requests handled at once; further ones get 503 [default: 4096]
     #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
     concurrency_max: Option<String>,
@@ -114,6 +118,8 @@ pub struct Config {
     pub database_url: String,
     /// Events.
     pub outbox_max: u64,
+    /// How long a campaign stays in Redis after it is over.
+    pub archive_after: Duration,
     /// Requests.
     pub concurrency_max: usize,
     /// Who may call.
@@ -144,6 +150,11 @@ impl Config {
                 args.outbox_max.as_deref(),
                 BACKLOG_DEFAULT,
             )?,
+            archive_after: Duration::from_secs(optional(
+                "CLAIMGATE_ARCHIVE_AFTER_S",
+                args.archive_after_s.as_deref(),
+                86_400,
+            )?),
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             tokens: tokens(&admin)?,
             edge_keys: edge_keys(&data_dir)?,

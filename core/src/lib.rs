@@ -5,6 +5,7 @@
 
 pub mod app;
 pub mod archive;
+pub mod archived;
 pub mod campaign;
 pub mod campaigns;
 pub mod cli;

@@ -132,13 +132,10 @@ impl Drop for Lease {
 async fn watch(owner: Owner, keys: [String; 2], length: Duration, lost: Arc<AtomicBool>) {
     loop {
         sleep(length / 3).await;
-        match owner.ledger.lease(&keys, "renew", &owner.id, length).await {
-            Ok(Reply::Lost) => {
-                lost.store(true, Ordering::Release);
-                return;
-            }
-            // Redis may be back before the lease is over.
-            Ok(_) | Err(_) => {}
+        // An error says nothing: Redis may be back before the lease is over.
+        if let Ok(Reply::Lost) = owner.ledger.lease(&keys, "renew", &owner.id, length).await {
+            lost.store(true, Ordering::Release);
+            return;
         }
     }
 }

@@ -89,7 +89,7 @@ impl Drain {
                 .campaigns
                 .all()
                 .into_iter()
-                .filter(|known| known.is_trusted())
+                .filter(|known| known.is_in_redis())
                 .collect();
             let new: Vec<_> = known
                 .iter()
@@ -100,7 +100,7 @@ impl Drain {
                 while self
                     .commit_all(
                         slice::from_ref(known),
-                        reader.read_again(&[known.keys.clone()]).await?,
+                        reader.read_again(slice::from_ref(&known.keys)).await?,
                     )
                     .await?
                     > 0

@@ -25,7 +25,7 @@ const STRANDED_MS: i64 = 5_000;
 pub struct Reconciliation {
     /// Whether nothing differs.
     pub agrees: bool,
-    /// Redis' side; `null` while the campaign is not ready.
+    /// Redis' side; `null` while the campaign is not ready, or has left Redis for good.
     pub redis: Option<RedisSide>,
     /// SQL's side.
     pub sql: SqlSide,
@@ -202,6 +202,16 @@ impl Reconciler<'_> {
             .campaign(id)
             .await?
             .map_or(0, |campaign| campaign.version);
+        if known.campaign().archived.is_some() {
+            let totals = self.archive.totals(id).await?;
+            return Ok(Sides {
+                counters: None,
+                why_not: None,
+                totals,
+                outbox: OutboxState::default(),
+                version,
+            });
+        }
         let mut round = 0;
         loop {
             round += 1;
@@ -262,7 +272,7 @@ impl Sides {
             found.push(Difference {
                 name: name.to_owned(),
                 detail,
-            })
+            });
         };
         if let Some(why) = &self.why_not {
             differs("not_ready", format!("Redis' counters cannot be trusted: {why}"));

@@ -11,10 +11,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::archive::{Archive, ArchiveError, DrainError};
-use crate::campaign::Campaign;
+use crate::campaign::{Archived, Campaign};
 use crate::campaigns::{Campaigns, Known};
+use crate::clock;
 use crate::ledger::loading::{LoadError, Loader};
-use crate::ledger::scripts::Record;
+use crate::ledger::scripts::{Counters, Record};
 use crate::ledger::{Ledger, LedgerError};
 use crate::lock::{LockError, Owner};
 use crate::metrics;
@@ -35,6 +36,8 @@ pub struct Recovery {
     pub campaigns: Arc<Campaigns>,
     /// In whose name leases are taken.
     pub owner: Owner,
+    /// How long a campaign stays in Redis after it is over.
+    pub archive_after: Duration,
 }
 
 /// What became of a campaign that was not ready.
@@ -89,10 +92,17 @@ impl Recovery {
 
     /// Brings one campaign back if it is not ready; gives back holds that are due.
     pub async fn look_after(&self, known: &Known) -> Result<Recovered, RecoveryError> {
+        if known.campaign().archived.is_some() {
+            return Ok(Recovered::Ready);
+        }
         let recovered = match self.ledger.find(known, None).await {
             Ok((counters, _)) => {
                 known.trust();
                 metrics::outbox_events(known.campaign().id.as_str(), counters.backlog);
+                if self.is_long_over(known, &counters) {
+                    self.archive_leased(known).await?;
+                    return Ok(Recovered::Ready);
+                }
                 Recovered::Ready
             }
             Err(LedgerError::NotReady(_)) => self.recover(known, false).await?,
@@ -142,6 +152,9 @@ impl Recovery {
             return Ok(Recovered::Ready);
         };
         self.campaigns.learn(campaign.clone(), 0);
+        if campaign.archived.is_some() && !anyway {
+            return Ok(Recovered::Ready);
+        }
         match self.ledger.find(known, None).await {
             Ok(_) if !anyway => {
                 known.trust();
@@ -171,6 +184,51 @@ impl Recovery {
         tracing::warn!(campaign = %campaign.id, epoch = campaign.epoch, claims, seconds, "loaded from SQL");
         metrics::loaded();
         Ok(Recovered::Loaded(claims))
+    }
+
+    fn is_long_over(&self, known: &Known, counters: &Counters) -> bool {
+        let after_ms = i64::try_from(self.archive_after.as_millis()).unwrap_or(i64::MAX);
+        let over = known.campaign().over_since(counters.now);
+        counters.backlog == 0 && over.is_some_and(|since| since.saturating_add_ms(after_ms) <= counters.now)
+    }
+
+    /// Takes a campaign that is long over and drained out of Redis; SQL answers for it from then on.
+    async fn archive_leased(&self, known: &Known) -> Result<(), RecoveryError> {
+        let id = known.campaign().id.clone();
+        let Ok(lease) = self.owner.try_lock(&format!("load-{id}"), LEASE).await else {
+            return Ok(());
+        };
+        let result = self.archive_campaign(known).await;
+        let _ = lease.release().await;
+        result
+    }
+
+    async fn archive_campaign(&self, known: &Known) -> Result<(), RecoveryError> {
+        let campaign = known.campaign();
+        let (counters, _) = self.ledger.find(known, None).await?;
+        let holds = self.ledger.hold_state(&known.keys, counters.now).await?;
+        // A hold can still be confirmed; it expires by itself, and then it is this campaign's turn.
+        if holds.held > 0 {
+            return Ok(());
+        }
+        let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
+        self.drain_all(known).await?;
+        let totals = self.archive.totals(&campaign.id).await?;
+        let archived = Archived {
+            taken: totals.taken,
+            sequence: totals.sequence.max(counters.sequence),
+        };
+        let epochs = (campaign.epoch, epoch);
+        if let Some(campaign) = self
+            .archive
+            .archive_campaign(&campaign.id, epochs, archived, clock::now())
+            .await?
+        {
+            self.ledger.drop_keys(&known.keys).await?;
+            tracing::info!(campaign = %campaign.id, taken = archived.taken, "archived: SQL answers for it now");
+            self.campaigns.learn(campaign, archived.sequence);
+        }
+        Ok(())
     }
 
     /// Moves everything in a closed campaign's outbox to SQL, whoever has read it before.

@@ -46,12 +46,18 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         config.outbox_max,
     ));
     wait_for(&ledger).await;
+    if embedded.is_none() {
+        for shortcoming in ledger.shortcomings().await? {
+            tracing::warn!("not promised with this Redis: {shortcoming}");
+        }
+    }
 
     let recovery = Arc::new(Recovery {
         ledger: Arc::clone(&ledger),
         archive: archive.clone(),
         campaigns: Arc::default(),
         owner: Owner::new(Arc::clone(&ledger))?,
+        archive_after: config.archive_after,
     });
     let drain = Drain {
         ledger: Arc::clone(&ledger),

@@ -8,7 +8,7 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Row as _, Transaction};
 
 use super::{Archive, ArchiveError};
-use crate::campaign::Campaign;
+use crate::campaign::{Archived, Campaign};
 
 /// What became of a change.
 #[derive(Debug)]
@@ -40,8 +40,8 @@ impl Archive {
         let mut transaction = self.pool.begin().await?;
         let written = sqlx::query(
             "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
-             per_claim, hold_seconds, switch, version, epoch, created_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) ON CONFLICT (id) DO NOTHING",
+             per_claim, hold_seconds, switch, version, epoch, created_at, changed_at) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14) ON CONFLICT (id) DO NOTHING",
         )
         .bind(campaign.id.as_str())
         .bind(campaign.name.to_string())
@@ -60,7 +60,7 @@ impl Archive {
         .execute(&mut *transaction)
         .await?;
         if written.rows_affected() == 0 {
-            return Ok(select(&mut transaction, &campaign.id).await?);
+            return select(&mut transaction, &campaign.id).await;
         }
         audit(&mut transaction, None, campaign, change).await?;
         transaction.commit().await?;
@@ -88,11 +88,12 @@ impl Archive {
         }
         let after = Campaign {
             epoch: before.epoch,
+            changed_at: change.at,
             ..campaign.clone()
         };
         sqlx::query(
-            "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
-             per_user_per_day = $6, per_claim = $7, switch = $8, version = $9 WHERE id = $10",
+            "UPDATE campaigns SET archived_at = NULL, name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
+             per_user_per_day = $6, per_claim = $7, switch = $8, version = $9, changed_at = $10 WHERE id = $11",
         )
         .bind(after.name.to_string())
         .bind(after.window.starts_at().as_ms())
@@ -103,6 +104,7 @@ impl Archive {
         .bind(after.limits.per_claim.map(number))
         .bind(switch_text(after.switch))
         .bind(big(after.version))
+        .bind(change.at.as_ms())
         .bind(after.id.as_str())
         .execute(&mut *transaction)
         .await?;
@@ -138,12 +140,38 @@ impl Archive {
         from: u64,
         to: u64,
     ) -> Result<Option<Campaign>, ArchiveError> {
-        let row = sqlx::query("UPDATE campaigns SET epoch = $1 WHERE id = $2 AND epoch = $3 RETURNING *")
-            .bind(big(to))
-            .bind(id.as_str())
-            .bind(big(from))
-            .fetch_optional(&self.pool)
-            .await?;
+        let row = sqlx::query(
+            "UPDATE campaigns SET epoch = $1, archived_at = NULL WHERE id = $2 AND epoch = $3 RETURNING *",
+        )
+        .bind(big(to))
+        .bind(id.as_str())
+        .bind(big(from))
+        .fetch_optional(&self.pool)
+        .await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// Takes note that a drained campaign leaves Redis, raising its epoch from `from` to `to`; `None` when it is not
+    /// at `from` any more.
+    pub async fn archive_campaign(
+        &self,
+        id: &CampaignId,
+        (from, to): (u64, u64),
+        archived: Archived,
+        at: Timestamp,
+    ) -> Result<Option<Campaign>, ArchiveError> {
+        let row = sqlx::query(
+            "UPDATE campaigns SET epoch = $1, archived_at = $2, archived_taken = $3, archived_sequence = $4 \
+             WHERE id = $5 AND epoch = $6 RETURNING *",
+        )
+        .bind(big(to))
+        .bind(at.as_ms())
+        .bind(big(archived.taken))
+        .bind(big(archived.sequence))
+        .bind(id.as_str())
+        .bind(big(from))
+        .fetch_optional(&self.pool)
+        .await?;
         row.as_ref().map(read).transpose()
     }
 
@@ -234,6 +262,8 @@ fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
         switch: switch(&row.try_get::<String, _>("switch")?)?,
         version: unsigned(row.try_get("version")?)?,
         epoch: unsigned(row.try_get("epoch")?)?,
+        changed_at: time(row.try_get("changed_at")?)?,
+        archived: archived(row)?,
     })
 }
 
@@ -269,4 +299,15 @@ fn switch(text: &str) -> Result<Switch, ArchiveError> {
         "ended" => Ok(Switch::Ended),
         other => Err(unreadable(other)),
     }
+}
+
+fn archived(row: &AnyRow) -> Result<Option<Archived>, ArchiveError> {
+    if row.try_get::<Option<i64>, _>("archived_at")?.is_none() {
+        return Ok(None);
+    }
+    let taken = unsigned(row.try_get("archived_taken")?)?;
+    Ok(Some(Archived {
+        taken,
+        sequence: unsigned(row.try_get("archived_sequence")?)?,
+    }))
 }

@@ -194,16 +194,15 @@ impl CreateArgs {
 impl UpdateArgs {
     async fn run(self) -> Result<(), CallError> {
         let path = format!("/{}", self.id);
-        let version = match self.version {
-            Some(version) => json!(version),
-            None => {
-                let path = format!("/admin/v1/campaigns{path}");
-                Core::new(&self.call)?
-                    .call(Api::Admin, Method::GET, &path, None)
-                    .await?
-                    .1["version"]
-                    .take()
-            }
+        let version = if let Some(version) = self.version {
+            json!(version)
+        } else {
+            let path = format!("/admin/v1/campaigns{path}");
+            Core::new(&self.call)?
+                .call(Api::Admin, Method::GET, &path, None)
+                .await?
+                .1["version"]
+                .take()
         };
         let mut body = json!({"version": version, "limits": self.limits.json()});
         if let Some(name) = self.name {

@@ -467,7 +467,7 @@ fn conflict(now: &Campaign) -> Problem {
 /// The campaign with its live counters, or, while these cannot be had, without.
 async fn view(app: &App, id: &str) -> Result<AdminView, Problem> {
     let known = app.known_by_text(id).await?;
-    let counters = match app.ledger.find(&known, None).await {
+    let counters = match app.find(&known, None).await {
         Ok((counters, _)) => Some(counters),
         Err(error) => {
             tracing::warn!(%error, campaign = id, "no live counters");

@@ -66,7 +66,7 @@ impl Tokens {
             .0
             .iter()
             .filter(|(_, known)| bool::from(known.ct_eq(&digest)));
-        matching.map(|(caller, _)| caller).last()
+        matching.map(|(caller, _)| caller).next_back()
     }
 }
 

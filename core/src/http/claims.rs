@@ -38,7 +38,7 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
     let caller = caller(&app, &parts, &body, request.idempotency_key.as_str())?;
     caller.may_act_for(&request.user_id)?;
     let known = app.known(&request.campaign_id).await?;
-    let decision = tokio::time::timeout(DECISION_WAIT, app.gate.claim(&known, &request))
+    let decision = tokio::time::timeout(DECISION_WAIT, app.decide(&known, &request))
         .await
         .map_err(|_| unknown_outcome())?
         .map_err(|error| refused(&error))?;
@@ -83,7 +83,6 @@ pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
             _ => problem,
         })?;
     let (_, record) = app
-        .ledger
         .find(&known, Some(&id))
         .await
         .map_err(|error| undecided(&error))?;
@@ -156,6 +155,13 @@ async fn settle(
     }
     let id: ClaimId = id.parse().map_err(|_| no_such_claim())?;
     let known = app.known_for_claim(&id).await?;
+    if known.campaign().archived.is_some() {
+        // What SQL answers for cannot be changed there: the campaign comes back to Redis for it, and leaves again.
+        app.recovery.recover(&known, true).await.map_err(|error| {
+            tracing::warn!(%error, "cannot bring an archived campaign back");
+            undecided(&LedgerError::NotReady("archived".to_owned()))
+        })?;
+    }
     let settled = app
         .ledger
         .settle(&known, &id, settlement)
@@ -200,11 +206,7 @@ fn stands_in_the_way(code: Code, claim: Claim) -> Refused {
 pub async fn campaign(State(app): State<App>, parts: request::Parts) -> Answer {
     caller(&app, &parts, &[], "")?;
     let known = app.known_by_text(last_segment(&parts.uri)).await?;
-    let (counters, _) = app
-        .ledger
-        .find(&known, None)
-        .await
-        .map_err(|error| undecided(&error))?;
+    let (counters, _) = app.find(&known, None).await.map_err(|error| undecided(&error))?;
     let campaign = app.at_least(&known, counters.version).await?;
     json(StatusCode::OK, &campaign.view(counters.taken, counters.now))
 }

@@ -97,9 +97,12 @@ pub async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Prob
     let bytes = tokio::time::timeout(BODY_WAIT, Limited::new(body, BODY_BYTES_MAX).collect())
         .await
         .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?
-        .map_err(|error| match error.is::<LengthLimitError>() {
-            true => Problem::new(Code::PayloadTooLarge, "the body must be at most 4096 bytes"),
-            false => Problem::invalid("body", "broke off"),
+        .map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                Problem::new(Code::PayloadTooLarge, "the body must be at most 4096 bytes")
+            } else {
+                Problem::invalid("body", "broke off")
+            }
         })?;
     Ok((parts, bytes.to_bytes()))
 }
@@ -117,7 +120,10 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
         *response.headers_mut() = allow;
     }
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        write_problem(&mut response, problem.of_request(id.to_str().unwrap_or_default()));
+        write_problem(
+            &mut response,
+            &problem.of_request(id.to_str().unwrap_or_default()),
+        );
     }
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, id.clone());
@@ -133,8 +139,8 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
     response
 }
 
-fn write_problem(response: &mut Response, problem: Problem) {
-    let body = serde_json::to_vec(&problem).unwrap_or_default();
+fn write_problem(response: &mut Response, problem: &Problem) {
+    let body = serde_json::to_vec(problem).unwrap_or_default();
     *response.status_mut() =
         StatusCode::from_u16(problem.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     *response.body_mut() = Body::from(body);

@@ -154,7 +154,7 @@ fn socket_path(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
     })?;
     let socket = folder.join(SOCKET_NAME);
     // Somebody else's folder, or a link to it, is not a place for our socket.
-    let ours = found.is_dir() && found.uid() == owner.uid() && found.mode() & 0o077 == 0;
+    let ours = found.is_dir() && found.uid() == owner.uid() && found.mode() & 0o777 == 0o700;
     if ours && socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
         Ok(socket)
     } else {
@@ -276,10 +276,10 @@ fn watch(child: &mut Child, stopped: &mpsc::Receiver<()>) -> bool {
 }
 
 fn end(child: &mut Child) {
-    if let Ok(pid) = i32::try_from(child.id()) {
-        if let Some(pid) = Pid::from_raw(pid) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
+    if let Ok(pid) = i32::try_from(child.id())
+        && let Some(pid) = Pid::from_raw(pid)
+    {
+        let _ = kill_process(pid, Signal::TERM);
     }
     let deadline = Instant::now() + STOP_WAIT;
     while Instant::now() < deadline {

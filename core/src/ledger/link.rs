@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 /// The longest a call waits for Redis; the edge gives core 2 s in all.
-pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1000);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// After a failed attempt to connect, further ones are refused at once for so long.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);

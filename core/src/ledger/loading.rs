@@ -167,6 +167,13 @@ fn user_record(claims: &[Record], apart: usize) -> Vec<u8> {
 }
 
 impl Ledger {
+    /// Drops a closed campaign's keys. What people have yet to look at stays.
+    pub async fn drop_keys(&self, keys: &Keys) -> Result<(), LedgerError> {
+        self.query::<redis::Value>(redis::cmd("UNLINK").arg(&keys.all()))
+            .await
+            .map(drop)
+    }
+
     /// Stops every decision on a campaign until it has been loaded anew; the epoch Redis has it in, 0 for none.
     pub async fn close(&self, keys: &Keys) -> Result<u64, LedgerError> {
         let mut call = scripts::CLOSE.prepare_invoke();

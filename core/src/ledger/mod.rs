@@ -50,6 +50,30 @@ impl LedgerError {
     }
 }
 
+/// Settings that the promises rest on: what they must be, and what is not promised otherwise.
+const SETTINGS: &[(&str, &str, &str)] = &[
+    (
+        "appendonly",
+        "yes",
+        "a restart of Redis loses every claim that SQL has not heard of",
+    ),
+    (
+        "appendfsync",
+        "always",
+        "a power cut loses claims that were acknowledged in the second before it",
+    ),
+    (
+        "no-appendfsync-on-rewrite",
+        "no",
+        "claims acknowledged during a rewrite of the file may be lost by a power cut",
+    ),
+    (
+        "maxmemory-policy",
+        "noeviction",
+        "Redis may drop counters and claims when memory runs out",
+    ),
+];
+
 /// What a caller wants done with a claim that stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
@@ -58,6 +82,9 @@ pub enum Settlement {
     /// The units go back.
     Return,
 }
+
+/// A field of a hash, and its value.
+type HashEntry = (Vec<u8>, Vec<u8>);
 
 /// Held claims, by Redis' own index.
 #[derive(Debug, Clone, Copy)]
@@ -174,7 +201,7 @@ impl Ledger {
         loop {
             let mut scan = redis::cmd("HSCAN");
             scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
-            let (next, page): (u64, Vec<(Vec<u8>, Vec<u8>)>) = self.query(&scan).await?;
+            let (next, page): (u64, Vec<HashEntry>) = self.query(&scan).await?;
             let records = page.iter().filter(|(user, _)| user != b".");
             sum += records
                 .map(|(_, record)| scripts::taken_ever(record))
@@ -200,6 +227,29 @@ impl Ledger {
             )
             .await?;
         Ok(HoldState { held, stranded: due })
+    }
+
+    /// What the server's settings do not promise, each as a sentence; for a Redis that is not core's own.
+    pub async fn shortcomings(&self) -> Result<Vec<String>, LedgerError> {
+        let mut found = Vec::new();
+        for (setting, wanted, promise) in SETTINGS {
+            let mut command = redis::cmd("CONFIG");
+            command.arg("GET").arg(*setting);
+            let value = match self.query::<Vec<(String, String)>>(&command).await {
+                Ok(pairs) => pairs
+                    .into_iter()
+                    .next()
+                    .map_or_else(|| "unknown".to_owned(), |(_, value)| value),
+                Err(LedgerError::Unavailable(error)) if error.code().is_some() => {
+                    "not allowed to ask".to_owned()
+                }
+                Err(error) => return Err(error),
+            };
+            if value != *wanted {
+                found.push(format!("{setting} is '{value}', not '{wanted}': {promise}"));
+            }
+        }
+        Ok(found)
     }
 
     /// Whether Redis answers.
