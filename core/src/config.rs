@@ -323,17 +323,20 @@ fn generated(
         Err(error) => return Err(failed(&error)),
     }
     let text = make().map_err(|error| failed(&error))?;
-    let mut open = fs::OpenOptions::new();
-    let mut handle = open
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&file)
-        .map_err(|error| failed(&error))?;
-    handle
-        .write_all(text.as_bytes())
-        .and_then(|()| handle.sync_all())
-        .map_err(|error| failed(&error))?;
+    // Written whole or not at all: half a secret would be read as one at the next start.
+    let draft = data_dir.join(format!("{name}.new"));
+    let write = || {
+        let mut handle = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&draft)?;
+        handle.write_all(text.as_bytes())?;
+        handle.sync_all()?;
+        fs::rename(&draft, &file)
+    };
+    write().map_err(|error: std::io::Error| failed(&error))?;
     Ok(text)
 }
 

@@ -6,7 +6,7 @@ use claimgate_shared::Problem;
 use reqwest::{Client, Method, StatusCode};
 use serde_json::Value;
 
-use super::{CallArgs, REFUSED, UNAVAILABLE, USAGE};
+use super::{CallArgs, REFUSED, UNAVAILABLE, USAGE, table};
 use crate::config::{ConfigError, admin_token};
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -133,7 +133,10 @@ impl Core {
             let value = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
             return Ok((status, value));
         }
-        let problem = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
+        let problem: Problem = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
+        if self.args.json {
+            table::print_json(&serde_json::json!(problem));
+        }
         Err(CallError::Problem(Box::new(problem)))
     }
 }

@@ -8,10 +8,16 @@ use serde_json::Value;
 #[allow(clippy::print_stdout)] // the command line's answer
 pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
     if json {
-        println!("{value:#}");
+        print_json(value);
     } else {
         println!("{}", text());
     }
+}
+
+/// Prints `value` for programs to read.
+#[allow(clippy::print_stdout)] // the command line's answer
+pub fn print_json(value: &Value) {
+    println!("{value:#}");
 }
 
 /// One row a campaign; a single one with all its rules.
