@@ -98,41 +98,28 @@ impl App {
         if let Some(known) = self.campaigns.get(id) {
             return Ok(known);
         }
-        let campaign = self
-            .archive
-            .campaign(id)
-            .await
-            .map_err(|error| self.sql_failed(&error))?;
+        let campaign = self.archive.campaign(id).await.map_err(|error| self.sql_failed(&error))?;
         let campaign = campaign.ok_or_else(Self::no_such_campaign)?;
-        self.learn(campaign)
-            .await
-            .map_err(|error| self.sql_failed(&error))
+        self.learn(campaign).await.map_err(|error| self.sql_failed(&error))
     }
 
     /// The campaign whose id stands in a path; what is no id has no campaign.
     pub async fn known_by_text(&self, id: &str) -> Result<Arc<Known>, Problem> {
-        self.known(&id.parse().map_err(|_| Self::no_such_campaign())?)
-            .await
+        self.known(&id.parse().map_err(|_| Self::no_such_campaign())?).await
     }
 
     /// The campaign of a claim; an id that leads nowhere has no claim.
     pub async fn known_for_claim(&self, id: &ClaimId) -> Result<Arc<Known>, Problem> {
-        self.known(&id.campaign)
-            .await
-            .map_err(|problem| match problem.code {
-                Code::CampaignNotFound => no_such_claim(),
-                _ => problem,
-            })
+        self.known(&id.campaign).await.map_err(|problem| match problem.code {
+            Code::CampaignNotFound => no_such_claim(),
+            _ => problem,
+        })
     }
 
     /// The campaign as SQL has it now.
     pub async fn register(&self, id: &str) -> Result<Campaign, Problem> {
         let id = id.parse().map_err(|_| Self::no_such_campaign())?;
-        let found = self
-            .archive
-            .campaign(&id)
-            .await
-            .map_err(|error| self.sql_failed(&error))?;
+        let found = self.archive.campaign(&id).await.map_err(|error| self.sql_failed(&error))?;
         found.ok_or_else(Self::no_such_campaign)
     }
 
@@ -166,17 +153,9 @@ impl App {
         if campaign.version >= version {
             return Ok(campaign);
         }
-        let found = self
-            .archive
-            .campaign(&campaign.id)
-            .await
-            .map_err(|error| self.sql_failed(&error))?;
+        let found = self.archive.campaign(&campaign.id).await.map_err(|error| self.sql_failed(&error))?;
         let found = found.ok_or_else(Self::no_such_campaign)?;
-        Ok(self
-            .learn(found)
-            .await
-            .map_err(|error| self.sql_failed(&error))?
-            .campaign())
+        Ok(self.learn(found).await.map_err(|error| self.sql_failed(&error))?.campaign())
     }
 
     /// Lays down a campaign that has just been written to SQL.
@@ -248,11 +227,7 @@ impl App {
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             let redis = self.ledger.ping().await;
-            note_health(
-                &self.redis_up,
-                "redis",
-                redis.as_ref().err().map(ToString::to_string),
-            );
+            note_health(&self.redis_up, "redis", redis.as_ref().err().map(ToString::to_string));
             let sql = self.refresh().await;
             note_health(&self.sql_up, "sql", sql.as_ref().err().map(ToString::to_string));
         }
@@ -260,19 +235,12 @@ impl App {
 
     /// Compares Redis and SQL.
     pub fn reconciler(&self) -> Reconciler<'_> {
-        Reconciler {
-            ledger: &self.ledger,
-            archive: &self.archive,
-            recovery: &self.recovery,
-        }
+        Reconciler { ledger: &self.ledger, archive: &self.archive, recovery: &self.recovery }
     }
 
     /// Whether Redis and SQL answered when last asked.
     pub fn health(&self) -> Health {
-        Health {
-            redis: self.redis_up.load(Ordering::Relaxed),
-            sql: self.sql_up.load(Ordering::Relaxed),
-        }
+        Health { redis: self.redis_up.load(Ordering::Relaxed), sql: self.sql_up.load(Ordering::Relaxed) }
     }
 
     /// What callers are told while SQL does not answer.

@@ -18,26 +18,17 @@ pub async fn decide(
     request: &ClaimRequest,
 ) -> Result<Decision, ArchiveError> {
     let row = archive.claim(&request.claim_id()).await?;
-    let outcome = match row
-        .map(|row| row.claim)
-        .filter(|claim| claim.status != ClaimStatus::Revoked)
-    {
+    let outcome = match row.map(|row| row.claim).filter(|claim| claim.status != ClaimStatus::Revoked) {
         Some(claim) if claim.quantity == request.quantity => Outcome::Replayed(claim),
         Some(_) => Outcome::Denied(Denial::IdempotencyKeyReused),
         None => Outcome::Denied(over(campaign)),
     };
-    Ok(Decision {
-        outcome,
-        remaining: campaign.remaining(archived.taken),
-        version: campaign.version,
-    })
+    Ok(Decision { outcome, remaining: campaign.remaining(archived.taken), version: campaign.version })
 }
 
 fn over(campaign: &Campaign) -> Denial {
     match campaign.window.position(clock::now()) {
-        Position::After => Denial::Ended {
-            ends_at: campaign.window.ends_at(),
-        },
+        Position::After => Denial::Ended { ends_at: campaign.window.ends_at() },
         Position::Before | Position::Inside => Denial::Ended { ends_at: None },
     }
 }

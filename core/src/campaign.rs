@@ -82,29 +82,16 @@ impl Campaign {
     pub fn over_since(&self, now: Timestamp) -> Option<Timestamp> {
         match self.switch {
             Switch::Ended => Some(self.changed_at),
-            Switch::On | Switch::Paused => self
-                .window
-                .ends_at()
-                .filter(|end| *end <= now)
-                .map(|end| end.max(self.changed_at)),
+            Switch::On | Switch::Paused => {
+                self.window.ends_at().filter(|end| *end <= now).map(|end| end.max(self.changed_at))
+            }
         }
     }
 
     /// Whether `other` has the same rules: name, window, zone, limits and hold.
     pub fn same_rules(&self, other: &Self) -> bool {
-        (
-            &self.name,
-            self.window,
-            &self.zone,
-            self.limits,
-            self.hold_seconds,
-        ) == (
-            &other.name,
-            other.window,
-            &other.zone,
-            other.limits,
-            other.hold_seconds,
-        )
+        (&self.name, self.window, &self.zone, self.limits, self.hold_seconds)
+            == (&other.name, other.window, &other.zone, other.limits, other.hold_seconds)
     }
 }
 
@@ -155,9 +142,7 @@ impl Default for Zone {
 
 impl<'de> Deserialize<'de> for Zone {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .try_into()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(deserializer)?.try_into().map_err(serde::de::Error::custom)
     }
 }
 
@@ -180,9 +165,8 @@ impl Zone {
     pub fn calendar(&self, now: Timestamp) -> Calendar {
         let day = SignedDuration::from_secs(DAY_S);
         let instant = instant(now);
-        let from = instant
-            .saturating_sub(day * i32::try_from(CALENDAR_BACK_DAYS).unwrap_or(0))
-            .unwrap_or(instant);
+        let from =
+            instant.saturating_sub(day * i32::try_from(CALENDAR_BACK_DAYS).unwrap_or(0)).unwrap_or(instant);
         let until = now.saturating_add_ms(CALENDAR_AHEAD_DAYS * DAY_S * 1000);
         let mut offsets = Vec::new();
         let mut push = |second: i64, ahead: i32| {
@@ -190,10 +174,8 @@ impl Zone {
             offsets.extend_from_slice(&ahead.to_be_bytes());
         };
         push(0, self.0.to_offset(from).seconds());
-        for change in self
-            .0
-            .following(from)
-            .take_while(|change| change.timestamp().as_millisecond() < until.as_ms())
+        for change in
+            self.0.following(from).take_while(|change| change.timestamp().as_millisecond() < until.as_ms())
         {
             push(change.timestamp().as_second(), change.offset().seconds());
         }
@@ -359,10 +341,7 @@ mod tests {
             .map(|entry| {
                 let mut second = [0; 8];
                 second[3..].copy_from_slice(&entry[..5]);
-                (
-                    i64::from_be_bytes(second),
-                    i32::from_be_bytes(entry[5..].try_into().unwrap()),
-                )
+                (i64::from_be_bytes(second), i32::from_be_bytes(entry[5..].try_into().unwrap()))
             })
             .collect();
         let spring = at("2026-03-08T07:00:00Z").as_ms() / 1000;
@@ -383,10 +362,7 @@ mod tests {
         };
         assert_eq!(new_york.day_end(day("2026-03-07")), at("2026-03-08T05:00:00Z"));
         assert_eq!(new_york.day_end(day("2026-03-08")), at("2026-03-09T04:00:00Z"));
-        assert_eq!(
-            zone("Asia/Shanghai").day_end(day("2026-11-21")),
-            at("2026-11-21T16:00:00Z")
-        );
+        assert_eq!(zone("Asia/Shanghai").day_end(day("2026-11-21")), at("2026-11-21T16:00:00Z"));
     }
 
     #[test]
@@ -409,14 +385,8 @@ mod tests {
             |body: &str| CampaignPatch::parse(body.as_bytes()).and_then(|patch| patch.apply(&campaign));
         let changed = patch(r#"{"version":1,"ends_at":null,"limits":{"total":null,"per_claim":1}}"#).unwrap();
         assert_eq!(changed.window.ends_at(), None);
-        assert_eq!(
-            (changed.limits.total, changed.limits.per_user),
-            (None, NonZeroU32::new(2))
-        );
-        assert_eq!(
-            (changed.limits.per_claim, changed.version),
-            (NonZeroU32::new(1), 2)
-        );
+        assert_eq!((changed.limits.total, changed.limits.per_user), (None, NonZeroU32::new(2)));
+        assert_eq!((changed.limits.per_claim, changed.version), (NonZeroU32::new(1), 2));
         for (body, field) in [
             (r#"{"version":1,"time_zone":"UTC"}"#, "time_zone"),
             (r#"{"version":1,"limits":{"total":0}}"#, "limits.total"),
@@ -424,11 +394,7 @@ mod tests {
             (r#"{"version":1,"starts_at":"2026-03-01T00:00:00Z"}"#, "ends_at"),
             ("{}", "body"),
         ] {
-            assert_eq!(
-                patch(body).unwrap_err().members.field.as_deref(),
-                Some(field),
-                "{body}"
-            );
+            assert_eq!(patch(body).unwrap_err().members.field.as_deref(), Some(field), "{body}");
         }
     }
 }

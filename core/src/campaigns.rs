@@ -137,11 +137,7 @@ pub struct Campaigns {
 impl Campaigns {
     /// The campaign `id`, when known.
     pub fn get(&self, id: &CampaignId) -> Option<Arc<Known>> {
-        self.by_id
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(id)
-            .map(Arc::clone)
+        self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).map(Arc::clone)
     }
 
     /// Waits until some campaign is found not to be ready.
@@ -151,12 +147,7 @@ impl Campaigns {
 
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Known>> {
-        self.by_id
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .map(Arc::clone)
-            .collect()
+        self.by_id.read().unwrap_or_else(PoisonError::into_inner).values().map(Arc::clone).collect()
     }
 
     /// Takes in a campaign as the register has it; `floor` is the highest sequence there.

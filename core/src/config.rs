@@ -30,23 +30,14 @@ pub struct ConfigError {
 }
 
 fn wrong(variable: &'static str, problem: impl fmt::Display) -> ConfigError {
-    ConfigError {
-        variable,
-        problem: problem.to_string(),
-    }
+    ConfigError { variable, problem: problem.to_string() }
 }
 
 /// Where core keeps its files; also where the command line finds the secrets of a core on this machine.
 #[derive(Debug, Clone, Args)]
 pub struct DataArgs {
     /// Folder of the embedded Redis' file, the SQLite file and generated secrets
-    #[arg(
-        long,
-        env = "CLAIMGATE_DATA_DIR",
-        default_value = "./data",
-        value_name = "FOLDER",
-        global = true
-    )]
+    #[arg(long, env = "CLAIMGATE_DATA_DIR", default_value = "./data", value_name = "FOLDER", global = true)]
     pub data_dir: PathBuf,
 }
 
@@ -54,20 +45,10 @@ pub struct DataArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ServeArgs {
     /// Address of the internal API
-    #[arg(
-        long,
-        env = "CLAIMGATE_LISTEN",
-        default_value = "127.0.0.1:8080",
-        value_name = "ADDRESS"
-    )]
+    #[arg(long, env = "CLAIMGATE_LISTEN", default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     listen: String,
     /// Address of the admin API and of metrics: keep it private
-    #[arg(
-        long,
-        env = "CLAIMGATE_ADMIN_LISTEN",
-        default_value = "127.0.0.1:8081",
-        value_name = "ADDRESS"
-    )]
+    #[arg(long, env = "CLAIMGATE_ADMIN_LISTEN", default_value = "127.0.0.1:8081", value_name = "ADDRESS")]
     admin_listen: String,
     /// A Redis of your own (redis://, rediss://, unix://); without it core runs one itself
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
@@ -76,12 +57,7 @@ pub struct ServeArgs {
     #[arg(long, env = "CLAIMGATE_REDIS_MAXMEMORY_MIB", value_name = "MIB")]
     redis_maxmemory_mib: Option<String>,
     /// Where claims are registered (postgres://…) [default: a SQLite file in the data folder]
-    #[arg(
-        long,
-        env = "CLAIMGATE_DATABASE_URL",
-        value_name = "URL",
-        hide_env_values = true
-    )]
+    #[arg(long, env = "CLAIMGATE_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     database_url: Option<String>,
     /// Events that may wait for SQL per campaign before new claims get 503 [default: 1000000]
     #[arg(long, env = "CLAIMGATE_OUTBOX_MAX", value_name = "EVENTS")]
@@ -110,6 +86,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// A Redis of the operator's; `None` runs the embedded one.
     pub redis_url: Option<String>,
+    /// This core's name among the drains: the same after a restart, so that it finds what it had read.
+    pub core_id: String,
     /// For the embedded Redis.
     pub redis_password: String,
     /// For the embedded Redis, in bytes.
@@ -139,17 +117,14 @@ impl Config {
             listen: address("CLAIMGATE_LISTEN", &args.listen)?,
             admin_listen: address("CLAIMGATE_ADMIN_LISTEN", &args.admin_listen)?,
             redis_url: args.redis_url.as_deref().map(redis_url).transpose()?,
+            core_id: generated(&data_dir, "core.id", random_text)?,
             redis_password: generated(&data_dir, "redis.password", random_text)?,
             redis_maxmemory_bytes: match &args.redis_maxmemory_mib {
                 Some(mib) => number::<u64>("CLAIMGATE_REDIS_MAXMEMORY_MIB", mib)?.saturating_mul(1 << 20),
                 None => half_of_memory(),
             },
             database_url: database_url(args.database_url.as_deref(), &data_dir)?,
-            outbox_max: optional(
-                "CLAIMGATE_OUTBOX_MAX",
-                args.outbox_max.as_deref(),
-                BACKLOG_DEFAULT,
-            )?,
+            outbox_max: optional("CLAIMGATE_OUTBOX_MAX", args.outbox_max.as_deref(), BACKLOG_DEFAULT)?,
             archive_after: Duration::from_secs(optional(
                 "CLAIMGATE_ARCHIVE_AFTER_S",
                 args.archive_after_s.as_deref(),
@@ -164,12 +139,8 @@ impl Config {
 }
 
 fn address(variable: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
-    text.parse().map_err(|_| {
-        wrong(
-            variable,
-            format!("must be address:port, such as 127.0.0.1:8080, not '{text}'"),
-        )
-    })
+    text.parse()
+        .map_err(|_| wrong(variable, format!("must be address:port, such as 127.0.0.1:8080, not '{text}'")))
 }
 
 fn number<T: std::str::FromStr + PartialOrd + From<u8>>(
@@ -178,10 +149,7 @@ fn number<T: std::str::FromStr + PartialOrd + From<u8>>(
 ) -> Result<T, ConfigError> {
     match text.parse::<T>() {
         Ok(number) if number >= T::from(1) => Ok(number),
-        _ => Err(wrong(
-            variable,
-            format!("must be a whole number from 1 on, not '{text}'"),
-        )),
+        _ => Err(wrong(variable, format!("must be a whole number from 1 on, not '{text}'"))),
     }
 }
 
@@ -201,10 +169,7 @@ fn redis_url(text: &str) -> Result<String, ConfigError> {
         return Err(wrong(VARIABLE, problem));
     }
     redis::Client::open(text).map(|_| text.to_owned()).map_err(|_| {
-        wrong(
-            VARIABLE,
-            "must be redis://, rediss:// or unix://, with user and password where needed",
-        )
+        wrong(VARIABLE, "must be redis://, rediss:// or unix://, with user and password where needed")
     })
 }
 
@@ -236,10 +201,9 @@ fn secret(variable: &'static str) -> Result<Option<String>, ConfigError> {
 pub fn admin_token(data_dir: &Path) -> Result<String, ConfigError> {
     const VARIABLE: &str = "CLAIMGATE_ADMIN_TOKEN";
     match secret(VARIABLE)? {
-        Some(token) if token.len() < TOKEN_CHARS_MIN => Err(wrong(
-            VARIABLE,
-            format!("must be at least {TOKEN_CHARS_MIN} characters"),
-        )),
+        Some(token) if token.len() < TOKEN_CHARS_MIN => {
+            Err(wrong(VARIABLE, format!("must be at least {TOKEN_CHARS_MIN} characters")))
+        }
         Some(token) => Ok(token),
         None => generated(data_dir, "admin.token", random_text),
     }
@@ -249,11 +213,7 @@ fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
     const VARIABLE: &str = "CLAIMGATE_API_TOKENS";
     let mut tokens = Tokens::default();
     tokens.add(Caller::Admin, admin);
-    for item in secret(VARIABLE)?
-        .iter()
-        .flat_map(|list| list.split(','))
-        .filter(|item| !item.is_empty())
-    {
+    for item in secret(VARIABLE)?.iter().flat_map(|list| list.split(',')).filter(|item| !item.is_empty()) {
         let (name, token) = item
             .split_once(':')
             .filter(|(name, token)| !name.is_empty() && token.len() >= TOKEN_CHARS_MIN)
@@ -276,9 +236,7 @@ fn edge_keys(data_dir: &Path) -> Result<Vec<NamedKey>, ConfigError> {
         Some(list) => list,
         None => generated(data_dir, "edge.key", || Ok(format!("k1:{}", random_text()?)))?,
     };
-    list.split(',')
-        .map(|item| item.parse().map_err(|error| wrong(VARIABLE, error)))
-        .collect()
+    list.split(',').map(|item| item.parse().map_err(|error| wrong(VARIABLE, error))).collect()
 }
 
 /// What user tokens are signed with and must say.
@@ -290,9 +248,7 @@ pub fn user_tokens(data_dir: &Path) -> Result<UserTokens, ConfigError> {
     };
     let or_default = |variable| std::env::var(variable).unwrap_or_else(|_| "claimgate".to_owned());
     Ok(UserTokens {
-        key: text
-            .parse::<SecretKey>()
-            .map_err(|error| wrong(VARIABLE, error))?,
+        key: text.parse::<SecretKey>().map_err(|error| wrong(VARIABLE, error))?,
         issuer: or_default("CLAIMGATE_USER_JWT_ISS"),
         audience: or_default("CLAIMGATE_USER_JWT_AUD"),
     })
@@ -300,11 +256,7 @@ pub fn user_tokens(data_dir: &Path) -> Result<UserTokens, ConfigError> {
 
 fn make_data_dir(folder: &Path) -> Result<PathBuf, ConfigError> {
     let failed = |error| wrong("CLAIMGATE_DATA_DIR", format!("{}: {error}", folder.display()));
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .map_err(failed)?;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
     folder.canonicalize().map_err(failed)
 }
 
@@ -326,12 +278,8 @@ fn generated(
     // Written whole or not at all: half a secret would be read as one at the next start.
     let draft = data_dir.join(format!("{name}.new"));
     let write = || {
-        let mut handle = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&draft)?;
+        let mut handle =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         handle.write_all(text.as_bytes())?;
         handle.sync_all()?;
         fs::rename(&draft, &file)
@@ -351,12 +299,7 @@ fn random_text() -> Result<String, getrandom::Error> {
 fn half_of_memory() -> u64 {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = info.lines().find_map(|line| {
-        line.strip_prefix("MemTotal:")?
-            .trim()
-            .strip_suffix("kB")?
-            .trim()
-            .parse::<u64>()
-            .ok()
+        line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
     total_kib.map_or(1 << 30, |kib| kib * 1024 / 2)
 }

@@ -66,27 +66,18 @@ struct Waiting {
 impl Gate {
     /// A gate in front of `ledger`.
     pub fn new(ledger: Arc<Ledger>) -> Self {
-        Self {
-            ledger,
-            lanes: Mutex::default(),
-        }
+        Self { ledger, lanes: Mutex::default() }
     }
 
     /// Decides one claim. Once it is handed over it is decided even when the caller goes away.
     pub async fn claim(&self, known: &Arc<Known>, request: &ClaimRequest) -> Result<Decision, GateError> {
         let (answer, decision) = oneshot::channel();
-        let waiting = Waiting {
-            id: request.claim_id(),
-            quantity: request.quantity,
-            since: Instant::now(),
-            answer,
-        };
-        self.lane(known, &request.campaign_id)
-            .try_send(waiting)
-            .map_err(|error| match error {
-                mpsc::error::TrySendError::Full(_) => GateError::Overloaded,
-                mpsc::error::TrySendError::Closed(_) => GateError::Stopped,
-            })?;
+        let waiting =
+            Waiting { id: request.claim_id(), quantity: request.quantity, since: Instant::now(), answer };
+        self.lane(known, &request.campaign_id).try_send(waiting).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => GateError::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => GateError::Stopped,
+        })?;
         decision.await.map_err(|_| GateError::Stopped)?
     }
 
@@ -122,10 +113,8 @@ async fn run_lane(ledger: Arc<Ledger>, known: Arc<Known>, mut lane: mpsc::Receiv
 async fn decide(ledger: &Ledger, known: &Known, mut batch: Vec<Waiting>) {
     while !batch.is_empty() {
         metrics::batch(batch.len());
-        let entries: Vec<_> = batch
-            .iter()
-            .map(|waiting| (waiting.id.clone(), waiting.quantity.get()))
-            .collect();
+        let entries: Vec<_> =
+            batch.iter().map(|waiting| (waiting.id.clone(), waiting.quantity.get())).collect();
         match ledger.claim(known, &entries).await {
             // Holds that were due have come back; whoever has to ask again does so now, and something came back
             // for each time round.
@@ -152,29 +141,15 @@ fn answer(batch: Vec<Waiting>, decided: &Decided) -> Vec<Waiting> {
             }
             Verdict::Full => Err(GateError::Overloaded),
             Verdict::Denied(denial) => Ok(decision(decided, Outcome::Denied(denial), 0)),
-            Verdict::Taken {
-                sequence,
-                expires_at: None,
-                taken,
-            } => {
+            Verdict::Taken { sequence, expires_at: None, taken } => {
                 let claim = waiting.claim(ClaimStatus::Granted, sequence, decided.now, None);
                 Ok(decision(decided, Outcome::Granted(claim), taken))
             }
-            Verdict::Taken {
-                sequence,
-                expires_at,
-                taken,
-            } => {
+            Verdict::Taken { sequence, expires_at, taken } => {
                 let claim = waiting.claim(ClaimStatus::Held, sequence, decided.now, expires_at);
                 Ok(decision(decided, Outcome::Held(claim), taken))
             }
-            Verdict::Replayed {
-                status,
-                sequence,
-                claimed_at,
-                expires_at,
-                taken,
-            } => {
+            Verdict::Replayed { status, sequence, claimed_at, expires_at, taken } => {
                 let claim = waiting.claim(status, sequence, claimed_at, expires_at);
                 Ok(decision(decided, Outcome::Replayed(claim), taken))
             }
@@ -188,11 +163,7 @@ fn answer(batch: Vec<Waiting>, decided: &Decided) -> Vec<Waiting> {
 
 fn decision(decided: &Decided, outcome: Outcome, taken: u64) -> Decision {
     let left = |total| u32::try_from(u64::from(total).saturating_sub(taken)).unwrap_or(u32::MAX);
-    Decision {
-        outcome,
-        remaining: decided.total.map(left),
-        version: decided.version,
-    }
+    Decision { outcome, remaining: decided.total.map(left), version: decided.version }
 }
 
 impl Waiting {

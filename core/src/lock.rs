@@ -39,10 +39,7 @@ impl Owner {
     pub fn new(ledger: Arc<Ledger>) -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
-        Ok(Self {
-            ledger,
-            id: format!("{:032x}", u128::from_be_bytes(bytes)),
-        })
+        Ok(Self { ledger, id: format!("{:032x}", u128::from_be_bytes(bytes)) })
     }
 
     /// Acquires the lock `name` if it is free, or this owner's already. Prolonged until released, as long as this
@@ -92,13 +89,7 @@ impl Lease {
     fn start(owner: Owner, keys: [String; 2], token: u64, length: Duration) -> Self {
         let lost = Arc::new(AtomicBool::new(false));
         let watchdog = tokio::spawn(watch(owner.clone(), keys.clone(), length, Arc::clone(&lost)));
-        Self {
-            owner,
-            keys,
-            token,
-            lost,
-            watchdog,
-        }
+        Self { owner, keys, token, lost, watchdog }
     }
 
     /// Higher than the token of every earlier holder: what is written under the lock carries it.
@@ -113,11 +104,7 @@ impl Lease {
 
     /// Gives the lock up; `false` when it was not held any more, and then nothing was changed.
     pub async fn release(self) -> Result<bool, LedgerError> {
-        let reply = self
-            .owner
-            .ledger
-            .lease(&self.keys, "release", &self.owner.id, Duration::ZERO)
-            .await?;
+        let reply = self.owner.ledger.lease(&self.keys, "release", &self.owner.id, Duration::ZERO).await?;
         Ok(reply == Reply::Done)
     }
 }

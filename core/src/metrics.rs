@@ -20,9 +20,8 @@ const UP: &str = "claimgate_up";
 const LOADS: &str = "claimgate_loads_total";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
 
-const LATENCY_BUCKETS_S: &[f64] = &[
-    0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-];
+const LATENCY_BUCKETS_S: &[f64] =
+    &[0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
 const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 /// Installs the recorder; the handle renders what `/metrics` answers.
@@ -31,26 +30,15 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(Matcher::Full(DECISION_SECONDS.to_owned()), LATENCY_BUCKETS_S)?
         .set_buckets_for_metric(Matcher::Full(BATCH_CLAIMS.to_owned()), BATCH_BUCKETS)?
         .install_recorder()?;
-    describe_counter!(
-        DECISIONS,
-        "Claims by result: granted, held, replayed, a denial's code, or undecided"
-    );
+    describe_counter!(DECISIONS, "Claims by result: granted, held, replayed, a denial's code, or undecided");
     describe_histogram!(
         DECISION_SECONDS,
         Unit::Seconds,
         "From a claim's arrival at its lane to its decision"
     );
     describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
-    describe_gauge!(
-        OUTBOX_EVENTS,
-        Unit::Count,
-        "Events that wait for SQL, by campaign"
-    );
-    describe_gauge!(
-        OUTBOX_LAG_SECONDS,
-        Unit::Seconds,
-        "Age of the oldest event of the last drained batch"
-    );
+    describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events that wait for SQL, by campaign");
+    describe_gauge!(OUTBOX_LAG_SECONDS, Unit::Seconds, "Age of the oldest event of the last drained batch");
     describe_counter!(DRAINED, "Events committed to SQL");
     describe_counter!(POISON, "Outbox entries that no core has written");
     describe_gauge!(UP, "1 while the part answers: redis, sql");

@@ -85,17 +85,10 @@ impl Drain {
         // What was read before a connection broke, or before a restart, is still ours to commit.
         let mut caught_up: HashSet<String> = HashSet::new();
         loop {
-            let known: Vec<_> = self
-                .campaigns
-                .all()
-                .into_iter()
-                .filter(|known| known.is_in_redis())
-                .collect();
-            let new: Vec<_> = known
-                .iter()
-                .filter(|known| !caught_up.contains(&known.keys.outbox))
-                .cloned()
-                .collect();
+            let known: Vec<_> =
+                self.campaigns.all().into_iter().filter(|known| known.is_in_redis()).collect();
+            let new: Vec<_> =
+                known.iter().filter(|known| !caught_up.contains(&known.keys.outbox)).cloned().collect();
             for known in &new {
                 while self
                     .commit_all(

@@ -161,12 +161,7 @@ impl Reconciler<'_> {
     /// Puts right what is safe to put right, and says what that was.
     pub async fn repair(&self, known: &Known) -> Result<Reconciliation, RecoveryError> {
         let before = self.compare(known).await?;
-        let has = |name: &str| {
-            before
-                .differences
-                .iter()
-                .any(|difference| difference.name == name)
-        };
+        let has = |name: &str| before.differences.iter().any(|difference| difference.name == name);
         let mut repairs = Vec::new();
         if has("version") {
             self.ledger.change(known, &known.campaign()).await?;
@@ -177,31 +172,21 @@ impl Reconciler<'_> {
             repairs.push("gave back the holds that were due".to_owned());
         }
         // SQL holds everything that was drained, and loading drains the rest first: nothing is lost by it.
-        if ["not_ready", "taken", "users", "sequence", "holds", "backlog"]
-            .into_iter()
-            .any(has)
-        {
+        if ["not_ready", "taken", "users", "sequence", "holds", "backlog"].into_iter().any(has) {
             repairs.push(match self.recovery.recover(known, true).await? {
                 Recovered::Loaded(claims) => format!("loaded {claims} claims from SQL under a new epoch"),
                 Recovered::Ready => "nothing to load".to_owned(),
                 Recovered::Elsewhere => "another core is loading the campaign".to_owned(),
             });
         }
-        Ok(Reconciliation {
-            repairs,
-            ..self.compare(known).await?
-        })
+        Ok(Reconciliation { repairs, ..self.compare(known).await? })
     }
 
     /// Both sides at one moment: when the counters moved meanwhile, once more, a few times.
     async fn look(&self, known: &Known) -> Result<Sides, RecoveryError> {
         const TRIES: usize = 5;
         let id = &known.campaign().id;
-        let version = self
-            .archive
-            .campaign(id)
-            .await?
-            .map_or(0, |campaign| campaign.version);
+        let version = self.archive.campaign(id).await?.map_or(0, |campaign| campaign.version);
         if known.campaign().archived.is_some() {
             let totals = self.archive.totals(id).await?;
             return Ok(Sides {
@@ -237,13 +222,7 @@ impl Reconciler<'_> {
                     });
                 }
                 (Err(why), _) | (_, Err(why)) => {
-                    return Ok(Sides {
-                        counters: None,
-                        why_not: Some(why),
-                        totals,
-                        outbox,
-                        version,
-                    });
+                    return Ok(Sides { counters: None, why_not: Some(why), totals, outbox, version });
                 }
                 _ => {}
             }
@@ -254,10 +233,7 @@ impl Reconciler<'_> {
         match self.ledger.find(known, None).await {
             Ok((counters, _)) => {
                 let due_before = counters.now.saturating_add_ms(-STRANDED_MS);
-                Ok(Ok((
-                    counters,
-                    self.ledger.hold_state(&known.keys, due_before).await?,
-                )))
+                Ok(Ok((counters, self.ledger.hold_state(&known.keys, due_before).await?)))
             }
             Err(LedgerError::NotReady(why)) => Ok(Err(why)),
             Err(error) => Err(error),
@@ -269,10 +245,7 @@ impl Sides {
     fn differences(&self) -> Vec<Difference> {
         let mut found = Vec::new();
         let mut differs = |name: &str, detail: String| {
-            found.push(Difference {
-                name: name.to_owned(),
-                detail,
-            });
+            found.push(Difference { name: name.to_owned(), detail });
         };
         if let Some(why) = &self.why_not {
             differs("not_ready", format!("Redis' counters cannot be trusted: {why}"));
@@ -285,20 +258,11 @@ impl Sides {
         {
             differs(
                 "outbox_lag",
-                format!(
-                    "the oldest of {} entries waits since {oldest}",
-                    self.outbox.entries
-                ),
+                format!("the oldest of {} entries waits since {oldest}", self.outbox.entries),
             );
         }
         if self.outbox.parked > 0 {
-            differs(
-                "parked",
-                format!(
-                    "{} outbox entries were not written by any core",
-                    self.outbox.parked
-                ),
-            );
+            differs("parked", format!("{} outbox entries were not written by any core", self.outbox.parked));
         }
         found
     }
@@ -312,54 +276,33 @@ impl Sides {
     ) {
         let sql = &self.totals;
         if redis.taken != by_users {
-            differs(
-                "users",
-                format!(
-                    "Redis counts {} taken, its users sum up to {by_users}",
-                    redis.taken
-                ),
-            );
+            differs("users", format!("Redis counts {} taken, its users sum up to {by_users}", redis.taken));
         }
         if redis.version != self.version {
             differs(
                 "version",
-                format!(
-                    "Redis decides by version {}, SQL holds {}",
-                    redis.version, self.version
-                ),
+                format!("Redis decides by version {}, SQL holds {}", redis.version, self.version),
             );
         }
         if holds.stranded > 0 {
-            differs(
-                "stranded_holds",
-                format!("{} holds are due and not given back", holds.stranded),
-            );
+            differs("stranded_holds", format!("{} holds are due and not given back", holds.stranded));
         }
         if (redis.backlog == 0) != (self.outbox.entries == 0) {
             differs(
                 "backlog",
-                format!(
-                    "Redis counts {} events, {} entries wait",
-                    redis.backlog, self.outbox.entries
-                ),
+                format!("Redis counts {} events, {} entries wait", redis.backlog, self.outbox.entries),
             );
         }
         if sql.sequence > redis.sequence {
             differs(
                 "sequence",
-                format!(
-                    "SQL holds sequence {}, Redis has only given {}",
-                    sql.sequence, redis.sequence
-                ),
+                format!("SQL holds sequence {}, Redis has only given {}", sql.sequence, redis.sequence),
             );
         }
         // While entries are on their way SQL is behind, as it should be.
         if redis.backlog == 0 && self.outbox.entries == 0 {
             if sql.taken != redis.taken {
-                differs(
-                    "taken",
-                    format!("Redis counts {}, SQL holds {}", redis.taken, sql.taken),
-                );
+                differs("taken", format!("Redis counts {}, SQL holds {}", redis.taken, sql.taken));
             }
             if sql.held != holds.held {
                 differs("holds", format!("Redis holds {}, SQL {}", holds.held, sql.held));

@@ -116,11 +116,7 @@ impl Recovery {
 
     /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
     async fn sweep(&self, known: &Known) -> Result<(), RecoveryError> {
-        let Ok(lease) = self
-            .owner
-            .try_lock(&format!("sweep-{}", known.campaign().id), LEASE)
-            .await
-        else {
+        let Ok(lease) = self.owner.try_lock(&format!("sweep-{}", known.campaign().id), LEASE).await else {
             return Ok(());
         };
         while self.ledger.claim(known, &[]).await?.more_due && !lease.is_lost() {}
@@ -169,11 +165,7 @@ impl Recovery {
         // Redis may hold a newer epoch than SQL, when SQL was restored from an older copy.
         let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
         self.drain_all(known).await?;
-        let Some(campaign) = self
-            .archive
-            .raise_epoch(&campaign.id, campaign.epoch, epoch)
-            .await?
-        else {
+        let Some(campaign) = self.archive.raise_epoch(&campaign.id, campaign.epoch, epoch).await? else {
             return Ok(Recovered::Elsewhere);
         };
         let claims = self.load(known, &campaign, token).await?;
@@ -214,15 +206,10 @@ impl Recovery {
         let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
         self.drain_all(known).await?;
         let totals = self.archive.totals(&campaign.id).await?;
-        let archived = Archived {
-            taken: totals.taken,
-            sequence: totals.sequence.max(counters.sequence),
-        };
+        let archived = Archived { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
         let epochs = (campaign.epoch, epoch);
-        if let Some(campaign) = self
-            .archive
-            .archive_campaign(&campaign.id, epochs, archived, clock::now())
-            .await?
+        if let Some(campaign) =
+            self.archive.archive_campaign(&campaign.id, epochs, archived, clock::now()).await?
         {
             self.ledger.drop_keys(&known.keys).await?;
             tracing::info!(campaign = %campaign.id, taken = archived.taken, "archived: SQL answers for it now");
@@ -271,9 +258,7 @@ impl Recovery {
         if let Some((user, records)) = of_one_user {
             loader.user(&user, &records).await?;
         }
-        loader
-            .open(totals.sequence.max(known.floor()), totals.taken)
-            .await?;
+        loader.open(totals.sequence.max(known.floor()), totals.taken).await?;
         Ok(totals.claims - totals.revoked)
     }
 }
@@ -281,12 +266,7 @@ impl Recovery {
 /// Lays down a campaign that SQL has just been given: it has no claims yet.
 pub async fn lay_down(ledger: &Ledger, known: &Known) -> Result<(), LedgerError> {
     let campaign = known.campaign();
-    let laid = async {
-        Loader::begin(ledger, &known.keys, &campaign, 0)
-            .await?
-            .open(0, 0)
-            .await
-    };
+    let laid = async { Loader::begin(ledger, &known.keys, &campaign, 0).await?.open(0, 0).await };
     match laid.await {
         Ok(()) => {
             known.applied();

@@ -1,5 +1,6 @@
 //! `claimgate serve`, as a recipe: Redis, SQL, the drain, two listeners, until told to stop.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,21 +38,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("CLAIMGATE_ADMIN_LISTEN: {}", config.admin_listen))?;
     let (mut embedded, redis_url) = redis(&config)?;
-    let archive = Archive::open(&config.database_url)
-        .await
-        .context("opening the register")?;
-    let ledger = Arc::new(Ledger::new(
-        redis::Client::open(redis_url)?,
-        archive.clone(),
-        config.outbox_max,
-    ));
-    wait_for(&ledger).await;
-    if embedded.is_none() {
-        for shortcoming in ledger.shortcomings().await? {
-            tracing::warn!("not promised with this Redis: {shortcoming}");
-        }
-    }
-
+    let archive = Archive::open(&config.database_url).await.context("opening the register")?;
+    let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, archive.clone(), config.outbox_max));
     let recovery = Arc::new(Recovery {
         ledger: Arc::clone(&ledger),
         archive: archive.clone(),
@@ -63,46 +51,55 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         ledger: Arc::clone(&ledger),
         archive: archive.clone(),
         campaigns: Arc::clone(&recovery.campaigns),
-        consumer: consumer_name(&config.data_dir)?,
+        consumer: config.core_id,
     };
-    let gatekeeper = Gatekeeper {
-        tokens: config.tokens,
-        edge_keys: config.edge_keys,
-    };
-    let app = App::new(
-        ledger,
-        archive.clone(),
-        Arc::clone(&recovery),
-        gatekeeper,
-        metrics,
-        config.concurrency_max,
-    );
-    app.refresh().await.context("reading the register")?;
+    let gatekeeper = Gatekeeper { tokens: config.tokens, edge_keys: config.edge_keys };
+    let app =
+        App::new(ledger, archive.clone(), Arc::clone(&recovery), gatekeeper, metrics, config.concurrency_max);
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_draining, draining) = watch::channel(false);
-    let drain = tokio::spawn(drain.run(draining));
-    let recovering = tokio::spawn(recovery.run(serving.clone()));
-    let watching = tokio::spawn(app.clone().watch(serving.clone()));
-    let internal = tokio::spawn(http::serve(
-        listener,
-        http::internal(app.clone()),
-        serving.clone(),
-    ));
-    let admin = tokio::spawn(http::serve(admin_listener, http::admin(app), serving));
-    tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
-
-    told_to_stop().await?;
-    tracing::info!("stopping");
-    stop_serving.send_replace(true);
-    let _ = tokio::join!(internal, admin, watching, recovering);
-    stop_draining.send_replace(true);
-    let _ = drain.await;
+    let internal = tokio::spawn(http::serve(listener, http::internal(app.clone()), serving.clone()));
+    let admin = tokio::spawn(http::serve(admin_listener, http::admin(app.clone()), serving.clone()));
+    let mut told = pin!(told_to_stop());
+    // Redis may have a long file to load: core already answers that it is alive, and not ready.
+    tokio::select! {
+        begun = begin(&app, embedded.is_some()) => {
+            begun?;
+            tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
+            let workers = [
+                tokio::spawn(recovery.run(serving.clone())),
+                tokio::spawn(app.watch(serving)),
+                tokio::spawn(drain.run(draining)),
+            ];
+            told.await?;
+            tracing::info!("stopping");
+            stop_serving.send_replace(true);
+            let _ = tokio::join!(internal, admin);
+            // Drained until the last answer is out; what is left then waits in the outbox for the next start.
+            stop_draining.send_replace(true);
+            for worker in workers {
+                let _ = worker.await;
+            }
+        }
+        stopped = &mut told => stopped?,
+    }
     archive.close().await;
     if let Some(embedded) = &mut embedded {
         embedded.stop();
     }
     Ok(())
+}
+
+/// Waits for Redis, says what it does not promise if it is not ours, and reads the register.
+async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
+    wait_for(&app.ledger).await;
+    if !ours {
+        for shortcoming in app.ledger.shortcomings().await? {
+            tracing::warn!("not promised with this Redis: {shortcoming}");
+        }
+    }
+    app.refresh().await.context("reading the register")
 }
 
 /// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.
@@ -117,10 +114,7 @@ fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
     let path = config.data_dir.join("lock");
     let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
     file.try_lock().map_err(|_| {
-        anyhow::anyhow!(
-            "CLAIMGATE_DATA_DIR: another claimgate is running on {}",
-            config.data_dir.display()
-        )
+        anyhow::anyhow!("CLAIMGATE_DATA_DIR: another claimgate is running on {}", config.data_dir.display())
     })?;
     Ok(file)
 }
@@ -149,19 +143,6 @@ async fn wait_for(ledger: &Ledger) {
         }
         sleep(REDIS_POLL).await;
     }
-}
-
-/// The drain's name: the same after a restart, so that it finds what it had read.
-fn consumer_name(data_dir: &std::path::Path) -> anyhow::Result<String> {
-    let file = data_dir.join("core.id");
-    if let Ok(name) = std::fs::read_to_string(&file) {
-        return Ok(name);
-    }
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow::anyhow!("no randomness: {error}"))?;
-    let name = format!("core-{:016x}", u64::from_be_bytes(bytes));
-    std::fs::write(&file, &name).with_context(|| file.display().to_string())?;
-    Ok(name)
 }
 
 async fn told_to_stop() -> anyhow::Result<()> {

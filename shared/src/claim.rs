@@ -93,27 +93,14 @@ pub struct ClaimFields {
 impl ClaimRequest {
     /// Reads a request body; `invalid_request` names the field that is wrong.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
-        let ClaimFields {
-            campaign_id,
-            user_id,
-            quantity,
-            idempotency_key,
-        } = crate::problem::parse_json(body)?;
-        Ok(Self {
-            campaign_id,
-            user_id,
-            quantity: quantity.check()?,
-            idempotency_key,
-        })
+        let ClaimFields { campaign_id, user_id, quantity, idempotency_key } =
+            crate::problem::parse_json(body)?;
+        Ok(Self { campaign_id, user_id, quantity: quantity.check()?, idempotency_key })
     }
 
     /// The claim that this request and all its retries are.
     pub fn claim_id(&self) -> ClaimId {
-        ClaimId::derive(
-            self.campaign_id.clone(),
-            self.user_id.clone(),
-            &self.idempotency_key,
-        )
+        ClaimId::derive(self.campaign_id.clone(), self.user_id.clone(), &self.idempotency_key)
     }
 }
 
@@ -228,16 +215,9 @@ mod tests {
         for range in ["0", "-1", "4294967296", "9007199254740991"] {
             assert_eq!(parse(range), Err((422, field())), "{range}");
         }
-        for shape in [
-            "9007199254740993",
-            "18446744073709551616",
-            "1.0",
-            "-0",
-            "1e400",
-            "\"1\"",
-            "null",
-            "[1]",
-        ] {
+        for shape in
+            ["9007199254740993", "18446744073709551616", "1.0", "-0", "1e400", "\"1\"", "null", "[1]"]
+        {
             assert_eq!(parse(shape).unwrap_err().0, 400, "{shape}");
         }
         assert_eq!(parse("\"1\""), Err((400, field())));

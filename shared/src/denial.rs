@@ -61,10 +61,7 @@ impl Denial {
 
     /// As callers see it, under the campaign's `version`.
     pub fn problem(self, version: u64) -> Problem {
-        let mut members = Members {
-            version: Some(version),
-            ..Members::default()
-        };
+        let mut members = Members { version: Some(version), ..Members::default() };
         let detail = match self {
             Self::IdempotencyKeyReused => "this idempotency key was used for another quantity".to_owned(),
             Self::Paused => "the campaign is paused".to_owned(),
@@ -97,9 +94,6 @@ impl Denial {
                 format!("{remaining} left in this campaign")
             }
         };
-        Problem {
-            members,
-            ..Problem::new(self.code(), detail)
-        }
+        Problem { members, ..Problem::new(self.code(), detail) }
     }
 }

@@ -25,9 +25,7 @@ pub enum IdError {
 /// True for 1 to 64 characters of `A-Z a-z 0-9 _ -`.
 fn is_id(text: &str) -> bool {
     (1..=ID_CHARS_MAX).contains(&text.len())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
 macro_rules! id_type {
@@ -110,11 +108,7 @@ impl ClaimId {
         }
         let mut digest = ClaimDigest::default();
         digest.copy_from_slice(&hash.finalize()[..16]);
-        Self {
-            campaign,
-            user,
-            digest,
-        }
+        Self { campaign, user, digest }
     }
 }
 
@@ -127,22 +121,14 @@ mod schema {
     impl utoipa::PartialSchema for super::ClaimId {
         fn schema() -> RefOr<Schema> {
             let text = ObjectBuilder::new().schema_type(Type::String);
-            text.examples(["demo.alice.7qS1suZRPTSNsAtig2V7tg"])
-                .build()
-                .into()
+            text.examples(["demo.alice.7qS1suZRPTSNsAtig2V7tg"]).build().into()
         }
     }
 }
 
 impl fmt::Display for ClaimId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}.{}.{}",
-            self.campaign,
-            self.user,
-            URL_SAFE_NO_PAD.encode(self.digest)
-        )
+        write!(f, "{}.{}.{}", self.campaign, self.user, URL_SAFE_NO_PAD.encode(self.digest))
     }
 }
 
@@ -158,11 +144,7 @@ impl FromStr for ClaimId {
         let mut digest = ClaimDigest::default();
         // Strict base64: a tail with stray bits would be a second name for the same claim.
         match URL_SAFE_NO_PAD.decode_slice(tail, &mut digest) {
-            Ok(16) => Ok(Self {
-                campaign: campaign.parse()?,
-                user: user.parse()?,
-                digest,
-            }),
+            Ok(16) => Ok(Self { campaign: campaign.parse()?, user: user.parse()?, digest }),
             _ => Err(IdError::Claim),
         }
     }
@@ -176,9 +158,7 @@ impl Serialize for ClaimId {
 
 impl<'de> Deserialize<'de> for ClaimId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 
@@ -189,20 +169,13 @@ mod tests {
     use super::*;
 
     fn claim_id(campaign: &str, user: &str, key: &str) -> ClaimId {
-        ClaimId::derive(
-            campaign.parse().unwrap(),
-            user.parse().unwrap(),
-            &key.parse().unwrap(),
-        )
+        ClaimId::derive(campaign.parse().unwrap(), user.parse().unwrap(), &key.parse().unwrap())
     }
 
     #[test]
     fn the_claim_id_is_pinned() {
         // printf '\0\0\0\4demo\0\0\0\5alice\0\0\0\2k1' | sha256sum
-        assert_eq!(
-            claim_id("demo", "alice", "k1").to_string(),
-            "demo.alice.7qS1suZRPTSNsAtig2V7tg"
-        );
+        assert_eq!(claim_id("demo", "alice", "k1").to_string(), "demo.alice.7qS1suZRPTSNsAtig2V7tg");
     }
 
     #[test]

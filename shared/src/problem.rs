@@ -82,11 +82,8 @@ impl Code {
 
     /// Seconds after which asking again makes sense; only where the answer has a `Retry-After`.
     pub fn retry_after_s(self) -> Option<u32> {
-        matches!(
-            self,
-            Self::RateLimited | Self::CampaignNotReady | Self::Overloaded | Self::Unavailable
-        )
-        .then_some(1)
+        matches!(self, Self::RateLimited | Self::CampaignNotReady | Self::Overloaded | Self::Unavailable)
+            .then_some(1)
     }
 }
 
@@ -151,12 +148,7 @@ pub struct Problem {
 impl Problem {
     /// A problem with no extra members yet.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self {
-            code,
-            detail: detail.into(),
-            instance: String::new(),
-            members: Members::default(),
-        }
+        Self { code, detail: detail.into(), instance: String::new(), members: Members::default() }
     }
 
     /// `invalid_request`, naming the field.
@@ -170,10 +162,7 @@ impl Problem {
     /// The same problem with the request's id.
     #[must_use]
     pub fn of_request(self, request_id: &str) -> Self {
-        Self {
-            instance: request_id.to_owned(),
-            ..self
-        }
+        Self { instance: request_id.to_owned(), ..self }
     }
 }
 
@@ -229,18 +218,16 @@ pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     #[serde(transparent, bound = "T: DeserializeOwned")]
     struct Body<T>(#[serde(deserialize_with = "object")] T);
 
-    serde_json::from_slice::<Body<T>>(body)
-        .map(|body| body.0)
-        .map_err(|plain| {
-            // Only who is wrong pays for finding out where.
-            let mut reader = serde_json::Deserializer::from_slice(body);
-            match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
-                Err(error) if error.path().iter().next().is_some() => {
-                    Problem::invalid(error.path().to_string(), error.inner())
-                }
-                _ => Problem::invalid("body", plain),
+    serde_json::from_slice::<Body<T>>(body).map(|body| body.0).map_err(|plain| {
+        // Only who is wrong pays for finding out where.
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
+            Err(error) if error.path().iter().next().is_some() => {
+                Problem::invalid(error.path().to_string(), error.inner())
             }
-        })
+            _ => Problem::invalid("body", plain),
+        }
+    })
 }
 
 #[cfg(test)]

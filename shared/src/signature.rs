@@ -107,10 +107,7 @@ impl FromStr for NamedKey {
     fn from_str(text: &str) -> Result<Self, KeyError> {
         let (kid, key) = text.split_once(':').ok_or(KeyError::Kid)?;
         kid.parse::<crate::UserId>().map_err(|_| KeyError::Kid)?;
-        Ok(Self {
-            kid: kid.to_owned(),
-            key: key.parse()?,
-        })
+        Ok(Self { kid: kid.to_owned(), key: key.parse()? })
     }
 }
 
@@ -170,21 +167,14 @@ impl SignedParts<'_> {
         signature: &str,
         now: Timestamp,
     ) -> Result<(), SignatureError> {
-        let key = keys
-            .iter()
-            .find(|key| key.kid == kid)
-            .ok_or(SignatureError::UnknownKey)?;
+        let key = keys.iter().find(|key| key.kid == kid).ok_or(SignatureError::UnknownKey)?;
         // The signed text is what was sent; only its one canonical spelling is a timestamp.
         let signed_at: i64 = timestamp.parse().map_err(|_| SignatureError::Malformed)?;
         if signed_at.abs_diff(now.as_ms()) > WINDOW_MS.unsigned_abs() {
             return Err(SignatureError::OutsideWindow);
         }
-        let signature = URL_SAFE_NO_PAD
-            .decode(signature)
-            .map_err(|_| SignatureError::Malformed)?;
-        self.mac(&key.key, kid, timestamp)
-            .verify_slice(&signature)
-            .map_err(|_| SignatureError::Mismatch)
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| SignatureError::Malformed)?;
+        self.mac(&key.key, kid, timestamp).verify_slice(&signature).map_err(|_| SignatureError::Mismatch)
     }
 }
 
@@ -214,10 +204,7 @@ mod tests {
     const SIGNED_AT: i64 = 1_700_000_000_000;
 
     fn key() -> NamedKey {
-        NamedKey {
-            kid: "k1".to_owned(),
-            key: SecretKey((0..32).collect()),
-        }
+        NamedKey { kid: "k1".to_owned(), key: SecretKey((0..32).collect()) }
     }
 
     fn parts() -> SignedParts<'static> {
@@ -242,27 +229,14 @@ mod tests {
 
     #[test]
     fn the_vector_holds() {
-        assert_eq!(
-            parts().sign(&key(), at(SIGNED_AT)),
-            "lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk"
-        );
+        assert_eq!(parts().sign(&key(), at(SIGNED_AT)), "lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk");
     }
 
     #[test]
     fn the_window_is_thirty_seconds_either_way() {
         let signature = parts().sign(&key(), at(SIGNED_AT));
-        for (shift, good) in [
-            (-30_001, false),
-            (-30_000, true),
-            (0, true),
-            (30_000, true),
-            (30_001, false),
-        ] {
-            assert_eq!(
-                verify(&parts(), &signature, SIGNED_AT + shift).is_ok(),
-                good,
-                "{shift}"
-            );
+        for (shift, good) in [(-30_001, false), (-30_000, true), (0, true), (30_000, true), (30_001, false)] {
+            assert_eq!(verify(&parts(), &signature, SIGNED_AT + shift).is_ok(), good, "{shift}");
         }
     }
 
@@ -270,41 +244,16 @@ mod tests {
     fn every_part_is_signed() {
         let signature = parts().sign(&key(), at(SIGNED_AT));
         let changed = [
-            SignedParts {
-                method: "GET",
-                ..parts()
-            },
-            SignedParts {
-                path_and_query: "/internal/v1/claims?x",
-                ..parts()
-            },
-            SignedParts {
-                content_type: "text/plain",
-                ..parts()
-            },
-            SignedParts {
-                body: b"{ }",
-                ..parts()
-            },
-            SignedParts {
-                user: "bob",
-                ..parts()
-            },
-            SignedParts {
-                client_ip: "192.0.2.2",
-                ..parts()
-            },
-            SignedParts {
-                idempotency_key: "key-2",
-                ..parts()
-            },
+            SignedParts { method: "GET", ..parts() },
+            SignedParts { path_and_query: "/internal/v1/claims?x", ..parts() },
+            SignedParts { content_type: "text/plain", ..parts() },
+            SignedParts { body: b"{ }", ..parts() },
+            SignedParts { user: "bob", ..parts() },
+            SignedParts { client_ip: "192.0.2.2", ..parts() },
+            SignedParts { idempotency_key: "key-2", ..parts() },
         ];
         for parts in changed {
-            assert_eq!(
-                verify(&parts, &signature, SIGNED_AT),
-                Err(SignatureError::Mismatch),
-                "{parts:?}"
-            );
+            assert_eq!(verify(&parts, &signature, SIGNED_AT), Err(SignatureError::Mismatch), "{parts:?}");
         }
     }
 

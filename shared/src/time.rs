@@ -23,11 +23,7 @@ pub struct TimestampError;
 impl Timestamp {
     /// The instant `ms` milliseconds after 1970-01-01T00:00:00Z; refused before that and after the year 9999.
     pub fn from_ms(ms: i64) -> Result<Self, TimestampError> {
-        if (0..=LAST_MS).contains(&ms) {
-            Ok(Self(ms))
-        } else {
-            Err(TimestampError)
-        }
+        if (0..=LAST_MS).contains(&ms) { Ok(Self(ms)) } else { Err(TimestampError) }
     }
 
     /// Milliseconds since 1970-01-01T00:00:00Z.
@@ -46,9 +42,7 @@ impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
         let instant = jiff::Timestamp::from_millisecond(self.0).map_err(|_| fmt::Error)?;
-        PRINTER
-            .print_timestamp(&instant, jiff::fmt::StdFmtWrite(f))
-            .map_err(|_| fmt::Error)
+        PRINTER.print_timestamp(&instant, jiff::fmt::StdFmtWrite(f)).map_err(|_| fmt::Error)
     }
 }
 
@@ -58,9 +52,7 @@ impl FromStr for Timestamp {
         // jiff reads all of Temporal's grammar; RFC 3339 is the part with a 'T', and no `[zone]` behind it.
         let rfc3339 =
             text.as_bytes().get(10).is_some_and(|t| *t == b'T' || *t == b't') && !text.contains('[');
-        let instant = rfc3339
-            .then(|| text.parse::<jiff::Timestamp>())
-            .ok_or(TimestampError)?;
+        let instant = rfc3339.then(|| text.parse::<jiff::Timestamp>()).ok_or(TimestampError)?;
         Self::from_ms(instant.map_err(|_| TimestampError)?.as_millisecond())
     }
 }
@@ -73,9 +65,7 @@ impl Serialize for Timestamp {
 
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(de::Error::custom)
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 

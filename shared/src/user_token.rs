@@ -119,9 +119,7 @@ impl UserTokens {
         if read.alg != "HS256" || read.crit.is_some() {
             return Err(TokenError::Algorithm);
         }
-        let tag = URL_SAFE_NO_PAD
-            .decode(signature)
-            .map_err(|_| TokenError::Malformed)?;
+        let tag = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
         let mut mac = self.key.hmac();
         mac.update(&token.as_bytes()[..header.len() + 1 + payload.len()]);
         mac.verify_slice(&tag).map_err(|_| TokenError::Signature)?;
@@ -177,11 +175,7 @@ mod tests {
 
     /// A token with any header and payload, well signed.
     fn signed(header: &str, payload: &str) -> String {
-        let text = format!(
-            "{}.{}",
-            URL_SAFE_NO_PAD.encode(header),
-            URL_SAFE_NO_PAD.encode(payload)
-        );
+        let text = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(payload));
         let mut mac = tokens().key.hmac();
         mac.update(text.as_bytes());
         format!("{text}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
@@ -197,10 +191,7 @@ mod tests {
         let token = tokens().mint(&alice, now(), 60).unwrap();
         assert_eq!(tokens().verify(&token, now()), Ok(alice));
         assert!(tokens().verify(&token, now().saturating_add_ms(64_999)).is_ok());
-        assert_eq!(
-            tokens().verify(&token, now().saturating_add_ms(65_000)),
-            Err(TokenError::Expired)
-        );
+        assert_eq!(tokens().verify(&token, now().saturating_add_ms(65_000)), Err(TokenError::Expired));
         let other = UserTokens {
             key: SecretKey::from_bytes(b"another key, also 32 bytes or more".to_vec()).unwrap(),
             ..tokens()
@@ -224,11 +215,8 @@ mod tests {
                 "{header}"
             );
         }
-        let unsigned = format!(
-            "{}.{}.",
-            URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256"}"#),
-            URL_SAFE_NO_PAD.encode(payload)
-        );
+        let unsigned =
+            format!("{}.{}.", URL_SAFE_NO_PAD.encode(r#"{"alg":"HS256"}"#), URL_SAFE_NO_PAD.encode(payload));
         assert_eq!(tokens().verify(&unsigned, now()), Err(TokenError::Signature));
     }
 
@@ -238,42 +226,21 @@ mod tests {
             r#"{"iss":"claimgate","aud":["x","claimgate"],"sub":"a","exp":1700000060,"nbf":1700000004.5}"#;
         assert!(hs256(good).is_ok());
         for (payload, error) in [
-            (
-                r#"{"iss":"claimgate","aud":"claimgate","sub":"a"}"#,
-                TokenError::Malformed,
-            ),
-            (
-                r#"{"iss":"claimgate","aud":"claimgate","exp":1700000060}"#,
-                TokenError::Malformed,
-            ),
-            (
-                r#"{"iss":"claimgate","aud":"claimgate","sub":"a b","exp":1700000060}"#,
-                TokenError::Malformed,
-            ),
-            (
-                r#"{"iss":"claimgate","sub":"a","exp":1700000060}"#,
-                TokenError::Malformed,
-            ),
+            (r#"{"iss":"claimgate","aud":"claimgate","sub":"a"}"#, TokenError::Malformed),
+            (r#"{"iss":"claimgate","aud":"claimgate","exp":1700000060}"#, TokenError::Malformed),
+            (r#"{"iss":"claimgate","aud":"claimgate","sub":"a b","exp":1700000060}"#, TokenError::Malformed),
+            (r#"{"iss":"claimgate","sub":"a","exp":1700000060}"#, TokenError::Malformed),
             (
                 r#"{"iss":"claimgate","aud":"claimgate","sub":"a","sub":"b","exp":1700000060}"#,
                 TokenError::Malformed,
             ),
-            (
-                r#"{"iss":"claimgate","aud":"claimgate","sub":"a","exp":1699999994}"#,
-                TokenError::Expired,
-            ),
+            (r#"{"iss":"claimgate","aud":"claimgate","sub":"a","exp":1699999994}"#, TokenError::Expired),
             (
                 r#"{"iss":"claimgate","aud":"claimgate","sub":"a","exp":1700000060,"nbf":1700000006}"#,
                 TokenError::NotYet,
             ),
-            (
-                r#"{"iss":"other","aud":"claimgate","sub":"a","exp":1700000060}"#,
-                TokenError::Issuer,
-            ),
-            (
-                r#"{"iss":"claimgate","aud":"other","sub":"a","exp":1700000060}"#,
-                TokenError::Audience,
-            ),
+            (r#"{"iss":"other","aud":"claimgate","sub":"a","exp":1700000060}"#, TokenError::Issuer),
+            (r#"{"iss":"claimgate","aud":"other","sub":"a","exp":1700000060}"#, TokenError::Audience),
         ] {
             assert_eq!(hs256(payload), Err(error), "{payload}");
         }

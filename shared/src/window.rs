@@ -88,12 +88,7 @@ mod tests {
         let window = Window::new(at(10), Some(at(20))).unwrap();
         assert_eq!(
             [9, 10, 19, 20].map(|ms| window.position(at(ms))),
-            [
-                Position::Before,
-                Position::Inside,
-                Position::Inside,
-                Position::After
-            ]
+            [Position::Before, Position::Inside, Position::Inside, Position::After]
         );
     }
 

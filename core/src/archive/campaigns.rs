@@ -86,11 +86,7 @@ impl Archive {
         if before.version != from {
             return Ok(Some(Changed::Conflict(before)));
         }
-        let after = Campaign {
-            epoch: before.epoch,
-            changed_at: change.at,
-            ..campaign.clone()
-        };
+        let after = Campaign { epoch: before.epoch, changed_at: change.at, ..campaign.clone() };
         sqlx::query(
             "UPDATE campaigns SET archived_at = NULL, name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
              per_user_per_day = $6, per_claim = $7, switch = $8, version = $9, changed_at = $10 WHERE id = $11",
@@ -115,10 +111,7 @@ impl Archive {
 
     /// The campaign `id`.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
-        let row = sqlx::query(SELECT_ONE)
-            .bind(id.as_str())
-            .fetch_optional(&self.pool)
-            .await?;
+        let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await?;
         row.as_ref().map(read).transpose()
     }
 
@@ -193,10 +186,7 @@ async fn select(
     transaction: &mut Transaction<'_, Any>,
     id: &CampaignId,
 ) -> Result<Option<Campaign>, ArchiveError> {
-    let row = sqlx::query(SELECT_ONE)
-        .bind(id.as_str())
-        .fetch_optional(&mut **transaction)
-        .await?;
+    let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
     row.as_ref().map(read).transpose()
 }
 
@@ -234,13 +224,7 @@ fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
     let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
     let limit = |column: &str| -> Result<Option<NonZeroU32>, ArchiveError> {
         let number: Option<i64> = row.try_get(column)?;
-        number
-            .map(|n| {
-                u32::try_from(n)
-                    .and_then(NonZeroU32::try_from)
-                    .map_err(unreadable)
-            })
-            .transpose()
+        number.map(|n| u32::try_from(n).and_then(NonZeroU32::try_from).map_err(unreadable)).transpose()
     };
     let ends_at: Option<i64> = row.try_get("ends_at")?;
     Ok(Campaign {
@@ -248,10 +232,7 @@ fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
         name: row.try_get::<String, _>("name")?.try_into().map_err(unreadable)?,
         window: Window::new(time(row.try_get("starts_at")?)?, ends_at.map(time).transpose()?)
             .map_err(unreadable)?,
-        zone: row
-            .try_get::<String, _>("time_zone")?
-            .try_into()
-            .map_err(unreadable)?,
+        zone: row.try_get::<String, _>("time_zone")?.try_into().map_err(unreadable)?,
         limits: Limits {
             total: limit("total")?,
             per_user: limit("per_user")?,
@@ -306,8 +287,5 @@ fn archived(row: &AnyRow) -> Result<Option<Archived>, ArchiveError> {
         return Ok(None);
     }
     let taken = unsigned(row.try_get("archived_taken")?)?;
-    Ok(Some(Archived {
-        taken,
-        sequence: unsigned(row.try_get("archived_sequence")?)?,
-    }))
+    Ok(Some(Archived { taken, sequence: unsigned(row.try_get("archived_sequence")?)? }))
 }

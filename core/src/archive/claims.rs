@@ -32,11 +32,7 @@ impl From<sqlx::Error> for DrainError {
         let constraint = error.as_database_error().is_some_and(|error| {
             error.is_check_violation() || error.is_unique_violation() || error.is_foreign_key_violation()
         });
-        if constraint {
-            Self::Constraint(error)
-        } else {
-            Self::Archive(error.into())
-        }
+        if constraint { Self::Constraint(error) } else { Self::Archive(error.into()) }
     }
 }
 
@@ -85,10 +81,7 @@ impl Archive {
         let epoch = lock_campaign(&mut transaction, campaign).await?;
         let rows = newest(entries);
         for chunk in rows.chunks(ROWS_MAX) {
-            insert(campaign, epoch, chunk)
-                .build()
-                .execute(&mut *transaction)
-                .await?;
+            insert(campaign, epoch, chunk).build().execute(&mut *transaction).await?;
         }
         transaction.commit().await?;
         Ok(())
@@ -111,11 +104,7 @@ impl Archive {
                 Ok(_) => attempt.commit().await?,
                 Err(DrainError::Constraint(_)) => {
                     attempt.rollback().await?;
-                    let guardless = Event {
-                        total_then: None,
-                        taken_after: None,
-                        ..row.1.clone()
-                    };
+                    let guardless = Event { total_then: None, taken_after: None, ..row.1.clone() };
                     insert(campaign, u64::MAX, &[(row.0, &guardless)])
                         .build()
                         .execute(&mut *transaction)
@@ -179,9 +168,7 @@ impl Archive {
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
         .await?;
-        rows.iter()
-            .map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?)))
-            .collect()
+        rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
     }
 
     /// The claim `id` as SQL has it.
@@ -231,9 +218,8 @@ async fn lock_campaign(
 fn newest(entries: &[Entry]) -> Vec<(u64, &Event)> {
     let mut place = std::collections::HashMap::new();
     let mut rows: Vec<(u64, &Event)> = Vec::new();
-    for (epoch, event) in entries
-        .iter()
-        .flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
+    for (epoch, event) in
+        entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
     {
         match place.entry((event.user.as_str(), event.claim.digest)) {
             std::collections::hash_map::Entry::Vacant(slot) => {
@@ -258,11 +244,7 @@ fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[(u64, &Event)]) -> Quer
     );
     query.push_values(rows, |mut row, (epoch, event)| {
         let claim = &event.claim;
-        let status = if *epoch < epoch_now {
-            ClaimStatus::Revoked
-        } else {
-            claim.status
-        };
+        let status = if *epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
         row.push_bind(event.claim_id(campaign).to_string())
             .push_bind(campaign.to_string())
             .push_bind(event.user.to_string())
@@ -308,12 +290,7 @@ fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {
         persisted: None,
     };
     let revision = unsigned(row.try_get("revision")?)?;
-    Ok(ClaimRow {
-        claim,
-        revision,
-        day: row.try_get("day")?,
-        updated_at: time(row.try_get("updated_at")?)?,
-    })
+    Ok(ClaimRow { claim, revision, day: row.try_get("day")?, updated_at: time(row.try_get("updated_at")?)? })
 }
 
 fn read_record(row: &AnyRow) -> Result<(UserId, Record), ArchiveError> {

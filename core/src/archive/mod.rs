@@ -78,12 +78,7 @@ async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
     if connection.backend_name() != "SQLite" {
         return Ok(());
     }
-    for pragma in [
-        "journal_mode = WAL",
-        "synchronous = FULL",
-        "busy_timeout = 5000",
-        "foreign_keys = ON",
-    ] {
+    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 5000", "foreign_keys = ON"] {
         let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
         sqlx::query(statement).execute(&mut *connection).await?;
     }

@@ -86,15 +86,9 @@ impl Core {
         }
         let token = admin_token(data_dir)?;
         let client = Client::builder().timeout(WAIT).no_proxy().build();
-        let client = client.map_err(|error| CallError::NoAnswer {
-            address: args.listen.clone(),
-            error: error.into(),
-        })?;
-        Ok(Self {
-            client,
-            args: args.clone(),
-            token,
-        })
+        let client = client
+            .map_err(|error| CallError::NoAnswer { address: args.listen.clone(), error: error.into() })?;
+        Ok(Self { client, args: args.clone(), token })
     }
 
     /// Calls `path`; `Ok` is the answer's JSON, and whether it was a replay.
@@ -109,26 +103,15 @@ impl Core {
             Api::Internal => &self.args.listen,
             Api::Admin => &self.args.admin_listen,
         };
-        let no_answer = |error: anyhow::Error| CallError::NoAnswer {
-            address: address.clone(),
-            error,
-        };
-        let mut request = self
-            .client
-            .request(method, format!("http://{address}{path}"))
-            .bearer_auth(&self.token);
+        let no_answer = |error: anyhow::Error| CallError::NoAnswer { address: address.clone(), error };
+        let mut request =
+            self.client.request(method, format!("http://{address}{path}")).bearer_auth(&self.token);
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let response = request
-            .send()
-            .await
-            .map_err(|error| no_answer(error.without_url().into()))?;
+        let response = request.send().await.map_err(|error| no_answer(error.without_url().into()))?;
         let status = response.status();
-        let bytes = response
-            .bytes()
-            .await
-            .map_err(|error| no_answer(error.without_url().into()))?;
+        let bytes = response.bytes().await.map_err(|error| no_answer(error.without_url().into()))?;
         if status.is_success() {
             let value = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
             return Ok((status, value));

@@ -50,10 +50,9 @@ impl std::str::FromStr for LimitArg {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "none" => Ok(Self(None)),
-            number => number
-                .parse()
-                .map(|limit| Self(Some(limit)))
-                .map_err(|_| "must be 1 to 4294967295, or none"),
+            number => {
+                number.parse().map(|limit| Self(Some(limit))).map_err(|_| "must be 1 to 4294967295, or none")
+            }
         }
     }
 }
@@ -155,9 +154,7 @@ impl CampaignCommand {
 async fn one(call: &CallArgs, method: Method, path: &str, body: Option<Value>) -> Result<(), CallError> {
     let path = format!("/admin/v1/campaigns{path}");
     let (_, campaign) = Core::new(call)?.call(Api::Admin, method, &path, body).await?;
-    table::show(call.json, &campaign, || {
-        table::campaigns(std::slice::from_ref(&campaign))
-    });
+    table::show(call.json, &campaign, || table::campaigns(std::slice::from_ref(&campaign)));
     Ok(())
 }
 
@@ -198,11 +195,7 @@ impl UpdateArgs {
             json!(version)
         } else {
             let path = format!("/admin/v1/campaigns{path}");
-            Core::new(&self.call)?
-                .call(Api::Admin, Method::GET, &path, None)
-                .await?
-                .1["version"]
-                .take()
+            Core::new(&self.call)?.call(Api::Admin, Method::GET, &path, None).await?.1["version"].take()
         };
         let mut body = json!({"version": version, "limits": self.limits.json()});
         if let Some(name) = self.name {
@@ -212,11 +205,7 @@ impl UpdateArgs {
             body["starts_at"] = json!(starts_at);
         }
         if let Some(ends_at) = self.ends_at {
-            body["ends_at"] = if ends_at == "none" {
-                Value::Null
-            } else {
-                json!(ends_at)
-            };
+            body["ends_at"] = if ends_at == "none" { Value::Null } else { json!(ends_at) };
         }
         one(&self.call, Method::PATCH, &path, Some(body)).await
     }
@@ -251,13 +240,10 @@ impl ClaimArgs {
             "campaign_id": self.campaign, "user_id": self.user, "quantity": self.quantity, "idempotency_key": key,
         });
         let core = Core::new(&self.call)?;
-        let (status, mut reply) = core
-            .call(Api::Internal, Method::POST, "/internal/v1/claims", Some(body))
-            .await?;
+        let (status, mut reply) =
+            core.call(Api::Internal, Method::POST, "/internal/v1/claims", Some(body)).await?;
         reply["idempotency_key"] = json!(key);
-        table::show(self.call.json, &reply, || {
-            table::claim(&reply, status == StatusCode::OK)
-        });
+        table::show(self.call.json, &reply, || table::claim(&reply, status == StatusCode::OK));
         Ok(())
     }
 }
@@ -275,9 +261,7 @@ impl ClaimIdArgs {
     /// Runs the command; `verb` is the last part of the path.
     pub async fn run(self, verb: &str) -> Result<(), CallError> {
         let path = format!("/internal/v1/claims/{}/{verb}", self.claim);
-        let (_, reply) = Core::new(&self.call)?
-            .call(Api::Internal, Method::POST, &path, None)
-            .await?;
+        let (_, reply) = Core::new(&self.call)?.call(Api::Internal, Method::POST, &path, None).await?;
         table::show(self.call.json, &reply, || table::claim(&reply, false));
         Ok(())
     }
@@ -300,15 +284,9 @@ impl ReconcileArgs {
     pub async fn run(self) -> Result<(), CallError> {
         let method = if self.repair { Method::POST } else { Method::GET };
         let path = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
-        let (_, reply) = Core::new(&self.call)?
-            .call(Api::Admin, method, &path, None)
-            .await?;
+        let (_, reply) = Core::new(&self.call)?.call(Api::Admin, method, &path, None).await?;
         table::show(self.call.json, &reply, || table::reconciliation(&reply));
-        if reply["agrees"] == json!(true) {
-            Ok(())
-        } else {
-            Err(CallError::Differs)
-        }
+        if reply["agrees"] == json!(true) { Ok(()) } else { Err(CallError::Differs) }
     }
 }
 
@@ -336,10 +314,8 @@ impl TokenArgs {
     pub fn run(self) -> Result<(), CallError> {
         let data_dir = &self.call.data.data_dir;
         if std::env::var_os("CLAIMGATE_USER_JWT_KEY").is_none() && !data_dir.is_dir() {
-            let problem = format!(
-                "no folder {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_USER_JWT_KEY",
-                data_dir.display()
-            );
+            let problem =
+                format!("no folder {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_USER_JWT_KEY", data_dir.display());
             return Err(CallError::Usage(problem));
         }
         let now = clock::now();

@@ -35,21 +35,12 @@ pub fn campaigns(campaigns: &[Value]) -> String {
         ("time zone", word(&campaign["time_zone"])),
         (
             "taken / total",
-            format!(
-                "{} / {}",
-                or(&campaign["taken"], "unknown"),
-                or(&limits["total"], "unlimited")
-            ),
+            format!("{} / {}", or(&campaign["taken"], "unknown"), or(&limits["total"], "unlimited")),
         ),
         ("per user", or(&limits["per_user"], "unlimited")),
         ("per user and day", or(&limits["per_user_per_day"], "unlimited")),
         ("per claim", or(&limits["per_claim"], "unlimited")),
-        (
-            "held for",
-            campaign["hold_seconds"]
-                .as_u64()
-                .map_or("not held".to_owned(), |s| format!("{s} s")),
-        ),
+        ("held for", campaign["hold_seconds"].as_u64().map_or("not held".to_owned(), |s| format!("{s} s"))),
         ("waiting for SQL", or(&campaign["backlog"], "unknown")),
         ("version", word(&campaign["version"])),
     ])
@@ -61,14 +52,7 @@ pub fn claim(reply: &Value, replayed: bool) -> String {
     let status = word(&claim["status"]);
     let mut rows = vec![
         ("claim", word(&claim["id"])),
-        (
-            "status",
-            if replayed {
-                format!("{status} (asked before: the same claim)")
-            } else {
-                status
-            },
-        ),
+        ("status", if replayed { format!("{status} (asked before: the same claim)") } else { status }),
         ("quantity", word(&claim["quantity"])),
         ("sequence", word(&claim["sequence"])),
         ("claimed at", word(&claim["claimed_at"])),
@@ -93,10 +77,7 @@ pub fn reconciliation(reply: &Value) -> String {
     table.add_row(["claims", "", &word(&sql["claims"])]);
     table.add_row(["revoked", "", &word(&sql["revoked"])]);
     let mut lines = vec![table.to_string()];
-    lines.push(format!(
-        " outbox: {} entries wait, {} parked",
-        outbox["entries"], outbox["parked"]
-    ));
+    lines.push(format!(" outbox: {} entries wait, {} parked", outbox["entries"], outbox["parked"]));
     for gap in sql["sequence_gaps"].as_array().into_iter().flatten() {
         lines.push(format!(
             " no claim has the sequences {} to {}: a loss before they reached SQL",
@@ -104,11 +85,7 @@ pub fn reconciliation(reply: &Value) -> String {
         ));
     }
     for difference in reply["differences"].as_array().into_iter().flatten() {
-        lines.push(format!(
-            " differs: {}: {}",
-            word(&difference["name"]),
-            word(&difference["detail"])
-        ));
+        lines.push(format!(" differs: {}: {}", word(&difference["name"]), word(&difference["detail"])));
     }
     for repair in reply["repairs"].as_array().into_iter().flatten() {
         lines.push(format!(" done: {}", word(repair)));
@@ -145,9 +122,7 @@ fn pairs(rows: &[(&str, String)]) -> String {
 
 fn table() -> Table {
     let mut table = Table::new();
-    table
-        .load_style(NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
     table
 }
 
@@ -156,9 +131,5 @@ fn word(value: &Value) -> String {
 }
 
 fn or(value: &Value, none: &str) -> String {
-    if value.is_null() {
-        none.to_owned()
-    } else {
-        word(value)
-    }
+    if value.is_null() { none.to_owned() } else { word(value) }
 }

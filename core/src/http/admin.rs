@@ -125,16 +125,8 @@ pub async fn create(State(app): State<App>, request: Request) -> Answer {
     let (parts, body) = read_json(request).await?;
     let campaign = NewCampaign::parse(&body)?;
     let caller = app.gatekeeper.admin(&parts.headers)?;
-    let change = Change {
-        who: caller.name(),
-        what: "create",
-        at: clock::now(),
-    };
-    let found = app
-        .archive
-        .create(&campaign, change)
-        .await
-        .map_err(|error| app.sql_failed(&error))?;
+    let change = Change { who: caller.name(), what: "create", at: clock::now() };
+    let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
     let id = campaign.id.clone();
     match found {
         None => {
@@ -159,11 +151,7 @@ pub async fn list(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answe
     let query = PageQuery::parse(&uri)?;
     let limit = query.limit()?;
     let after = query.cursor.unwrap_or_default();
-    let campaigns = app
-        .archive
-        .campaigns(&after, limit)
-        .await
-        .map_err(|error| app.sql_failed(&error))?;
+    let campaigns = app.archive.campaigns(&after, limit).await.map_err(|error| app.sql_failed(&error))?;
     let full = campaigns.len() == usize::try_from(limit).unwrap_or(usize::MAX);
     let next_cursor = campaigns.last().filter(|_| full).map(|last| last.id.to_string());
     let mut items = Vec::with_capacity(campaigns.len());
@@ -254,12 +242,7 @@ pub async fn end(State(app): State<App>, Path(id): Path<String>, headers: Header
 pub async fn warm_up(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(&id).await?;
-    match app
-        .recovery
-        .look_after(&known)
-        .await
-        .map_err(|error| not_recovered(&error))?
-    {
+    match app.recovery.look_after(&known).await.map_err(|error| not_recovered(&error))? {
         Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, &id).await?),
         Recovered::Elsewhere => {
             Err(Problem::new(Code::CampaignNotReady, "another core is loading it").into())
@@ -278,11 +261,7 @@ pub async fn warm_up(State(app): State<App>, Path(id): Path<String>, headers: He
 pub async fn compare(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(&id).await?;
-    let compared = app
-        .reconciler()
-        .compare(&known)
-        .await
-        .map_err(|error| not_recovered(&error))?;
+    let compared = app.reconciler().compare(&known).await.map_err(|error| not_recovered(&error))?;
     json(StatusCode::OK, &compared)
 }
 
@@ -297,11 +276,7 @@ pub async fn compare(State(app): State<App>, Path(id): Path<String>, headers: He
 pub async fn repair(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(&id).await?;
-    let repaired = app
-        .reconciler()
-        .repair(&known)
-        .await
-        .map_err(|error| not_recovered(&error))?;
+    let repaired = app.reconciler().repair(&known).await.map_err(|error| not_recovered(&error))?;
     json(StatusCode::OK, &repaired)
 }
 
@@ -347,19 +322,10 @@ pub async fn claims(State(app): State<App>, Path(id): Path<String>, uri: Uri, he
     {
         return Ok(csv(&app, campaign.id, after));
     }
-    let page = app
-        .archive
-        .claims(&campaign.id, after, limit)
-        .await
-        .map_err(|error| app.sql_failed(&error))?;
+    let page =
+        app.archive.claims(&campaign.id, after, limit).await.map_err(|error| app.sql_failed(&error))?;
     let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
-    json(
-        StatusCode::OK,
-        &Page {
-            items,
-            next_cursor: page.next.map(|next| next.to_string()),
-        },
-    )
+    json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
 }
 
 fn csv(app: &App, id: CampaignId, after: u64) -> Response {
@@ -375,11 +341,7 @@ fn csv(app: &App, id: CampaignId, after: u64) -> Response {
             Ok(Some((csv_text(page.rows, first)?, next)))
         }
     });
-    (
-        [(CONTENT_TYPE, "text/csv; charset=utf-8")],
-        Body::from_stream(pages),
-    )
-        .into_response()
+    ([(CONTENT_TYPE, "text/csv; charset=utf-8")], Body::from_stream(pages)).into_response()
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -393,9 +355,7 @@ enum CsvError {
 }
 
 fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
-    let mut writer = csv::WriterBuilder::new()
-        .has_headers(false)
-        .from_writer(Vec::new());
+    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
     if first {
         writer.write_record([
             "id",
@@ -420,16 +380,8 @@ async fn switch(app: &App, id: &str, headers: &HeaderMap, to: Switch, what: &str
     if before.switch == Switch::Ended && to != Switch::Ended {
         return Err(Problem::new(Code::CampaignEnded, "an ended campaign stays ended").into());
     }
-    let version = if before.switch == to {
-        before.version
-    } else {
-        before.version + 1
-    };
-    let after = Campaign {
-        switch: to,
-        version,
-        ..before.clone()
-    };
+    let version = if before.switch == to { before.version } else { before.version + 1 };
+    let after = Campaign { switch: to, version, ..before.clone() };
     change(app, caller.name(), what, &before, after).await
 }
 
@@ -438,11 +390,7 @@ async fn change(app: &App, who: &str, what: &str, before: &Campaign, after: Camp
     let changed = if after.version == before.version {
         after
     } else {
-        let change = Change {
-            who,
-            what,
-            at: clock::now(),
-        };
+        let change = Change { who, what, at: clock::now() };
         let written = app.archive.change(before.version, &after, change).await;
         match written.map_err(|error| app.sql_failed(&error))? {
             Some(Changed::Done(campaign)) => campaign,
@@ -456,10 +404,8 @@ async fn change(app: &App, who: &str, what: &str, before: &Campaign, after: Camp
 }
 
 fn conflict(now: &Campaign) -> Problem {
-    let mut problem = Problem::new(
-        Code::VersionConflict,
-        format!("the campaign is at version {}", now.version),
-    );
+    let mut problem =
+        Problem::new(Code::VersionConflict, format!("the campaign is at version {}", now.version));
     problem.members.version = Some(now.version);
     problem
 }
@@ -475,10 +421,8 @@ async fn view(app: &App, id: &str) -> Result<AdminView, Problem> {
         }
     };
     let rules = known.campaign();
-    let mut campaign = rules.view(
-        counters.map_or(0, |now| now.taken),
-        counters.map_or_else(clock::now, |now| now.now),
-    );
+    let mut campaign =
+        rules.view(counters.map_or(0, |now| now.taken), counters.map_or_else(clock::now, |now| now.now));
     if counters.is_none() {
         campaign.remaining = None;
     }

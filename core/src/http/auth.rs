@@ -62,10 +62,7 @@ impl Tokens {
     /// Whose token this is. Looks at all of them, each in constant time.
     fn caller(&self, token: &str) -> Option<&Caller> {
         let digest: [u8; 32] = Sha256::digest(token).into();
-        let matching = self
-            .0
-            .iter()
-            .filter(|(_, known)| bool::from(known.ct_eq(&digest)));
+        let matching = self.0.iter().filter(|(_, known)| bool::from(known.ct_eq(&digest)));
         matching.map(|(caller, _)| caller).next_back()
     }
 }
@@ -97,27 +94,20 @@ impl Gatekeeper {
     }
 
     fn bearer(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
-        let token = one(headers, AUTHORIZATION.as_str())?
-            .strip_prefix("Bearer ")
-            .ok_or_else(unauthenticated)?;
+        let token =
+            one(headers, AUTHORIZATION.as_str())?.strip_prefix("Bearer ").ok_or_else(unauthenticated)?;
         self.tokens.caller(token).cloned().ok_or_else(unauthenticated)
     }
 
     fn edge(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<Caller, Problem> {
         let user = one(headers, USER_HEADER)?;
-        let parts = SignedParts {
-            user,
-            client_ip: one(headers, CLIENT_IP_HEADER)?,
-            ..parts
-        };
+        let parts = SignedParts { user, client_ip: one(headers, CLIENT_IP_HEADER)?, ..parts };
         let (kid, timestamp) = (one(headers, KEY_HEADER)?, one(headers, TIMESTAMP_HEADER)?);
         let signature = one(headers, SIGNATURE_HEADER)?;
-        parts
-            .verify(&self.edge_keys, kid, timestamp, signature, clock::now())
-            .map_err(|error| {
-                tracing::warn!(%error, "refused a signature");
-                unauthenticated()
-            })?;
+        parts.verify(&self.edge_keys, kid, timestamp, signature, clock::now()).map_err(|error| {
+            tracing::warn!(%error, "refused a signature");
+            unauthenticated()
+        })?;
         match user {
             "" => Ok(Caller::Edge(None)),
             user => Ok(Caller::Edge(Some(user.parse().map_err(|_| unauthenticated())?))),

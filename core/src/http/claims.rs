@@ -43,18 +43,12 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
         .map_err(|_| unknown_outcome())?
         .map_err(|error| refused(&error))?;
     let version = decision.version;
-    let reply = |claim| ClaimReply {
-        claim,
-        remaining: decision.remaining,
-        version,
-    };
+    let reply = |claim| ClaimReply { claim, remaining: decision.remaining, version };
     match decision.outcome {
         Outcome::Granted(claim) | Outcome::Held(claim) => json(StatusCode::CREATED, &reply(claim)),
         Outcome::Replayed(claim) => {
             let mut response = json(StatusCode::OK, &reply(claim))?;
-            response
-                .headers_mut()
-                .insert(REPLAYED, HeaderValue::from_static("true"));
+            response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
             Ok(response)
         }
         Outcome::Denied(denial) => Err(denial.problem(version).into()),
@@ -75,22 +69,12 @@ pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
     let id: ClaimId = last_segment(&parts.uri).parse().map_err(|_| no_such_claim())?;
     // Missing or not yours: the same answer.
     caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
-    let known = app
-        .known(&id.campaign)
-        .await
-        .map_err(|problem| match problem.code {
-            Code::CampaignNotFound => no_such_claim(),
-            _ => problem,
-        })?;
-    let (_, record) = app
-        .find(&known, Some(&id))
-        .await
-        .map_err(|error| undecided(&error))?;
-    let row = app
-        .archive
-        .claim(&id)
-        .await
-        .map_err(|error| app.sql_failed(&error))?;
+    let known = app.known(&id.campaign).await.map_err(|problem| match problem.code {
+        Code::CampaignNotFound => no_such_claim(),
+        _ => problem,
+    })?;
+    let (_, record) = app.find(&known, Some(&id)).await.map_err(|error| undecided(&error))?;
+    let row = app.archive.claim(&id).await.map_err(|error| app.sql_failed(&error))?;
     let claim = match (record, row) {
         (Some(record), row) => {
             let persisted = row.is_some_and(|row| {
@@ -99,10 +83,7 @@ pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
             });
             standing(id, &record, Some(persisted))?
         }
-        (None, Some(row)) => Claim {
-            persisted: Some(true),
-            ..row.claim
-        },
+        (None, Some(row)) => Claim { persisted: Some(true), ..row.claim },
         (None, None) => return Err(no_such_claim().into()),
     };
     json(StatusCode::OK, &ClaimLookup { claim })
@@ -162,28 +143,17 @@ async fn settle(
             undecided(&LedgerError::NotReady("archived".to_owned()))
         })?;
     }
-    let settled = app
-        .ledger
-        .settle(&known, &id, settlement)
-        .await
-        .map_err(|error| undecided(&error))?;
+    let settled = app.ledger.settle(&known, &id, settlement).await.map_err(|error| undecided(&error))?;
     if let Some(record) = settled {
         return standing(id, &record, None);
     }
     // Not in Redis: revoked, or Redis has lost it. Only SQL can tell.
-    match app
-        .archive
-        .claim(&id)
-        .await
-        .map_err(|error| app.sql_failed(&error))?
-    {
+    match app.archive.claim(&id).await.map_err(|error| app.sql_failed(&error))? {
         None => Err(no_such_claim()),
         Some(row) if row.claim.status == ClaimStatus::Revoked => Ok(row.claim),
         Some(_) => {
             known.distrust();
-            Err(undecided(&LedgerError::NotReady(
-                "a claim that SQL holds is missing".to_owned(),
-            )))
+            Err(undecided(&LedgerError::NotReady("a claim that SQL holds is missing".to_owned())))
         }
     }
 }
@@ -213,11 +183,8 @@ pub async fn campaign(State(app): State<App>, parts: request::Parts) -> Answer {
 
 /// Who calls; `body` and `idempotency_key` as the edge would have signed them.
 fn caller(app: &App, parts: &request::Parts, body: &[u8], idempotency_key: &str) -> Result<Caller, Problem> {
-    let content_type = parts
-        .headers
-        .get("content-type")
-        .and_then(|value| value.to_str().ok())
-        .unwrap_or_default();
+    let content_type =
+        parts.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let signed = SignedParts {
         method: parts.method.as_str(),
         path_and_query: parts.uri.path_and_query().map_or("", |path| path.as_str()),
@@ -254,10 +221,7 @@ pub(crate) fn no_such_claim() -> Problem {
 }
 
 fn unknown_outcome() -> Problem {
-    Problem::new(
-        Code::Unavailable,
-        "the outcome is unknown: ask again with the same key",
-    )
+    Problem::new(Code::Unavailable, "the outcome is unknown: ask again with the same key")
 }
 
 fn refused(error: &GateError) -> Problem {
@@ -274,10 +238,9 @@ fn refused(error: &GateError) -> Problem {
 pub(super) fn undecided(error: &LedgerError) -> Problem {
     tracing::warn!(%error, "no decision");
     match error {
-        LedgerError::NotReady(_) => Problem::new(
-            Code::CampaignNotReady,
-            "the campaign's counters are being rebuilt",
-        ),
+        LedgerError::NotReady(_) => {
+            Problem::new(Code::CampaignNotReady, "the campaign's counters are being rebuilt")
+        }
         LedgerError::OutOfMemory(_) => Problem::new(Code::Overloaded, "out of memory; nothing was tried"),
         LedgerError::Unavailable(_) | LedgerError::Register(_) | LedgerError::Malformed(_) => {
             unknown_outcome()

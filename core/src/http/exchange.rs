@@ -52,47 +52,25 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Answer {
         tracing::error!(%error, "cannot write an answer");
         Problem::new(Code::Unavailable, "the answer could not be written")
     })?;
-    Ok((
-        status,
-        [(CONTENT_TYPE, HeaderValue::from_static("application/json"))],
-        body,
-    )
-        .into_response())
+    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
 }
 
 /// A request read whole: its head, and its JSON body.
 pub async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem> {
     let (parts, body) = request.into_parts();
-    let is_json = parts
-        .headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .is_some_and(|value| {
-            value
-                .split(';')
-                .next()
-                .unwrap_or_default()
-                .trim()
-                .eq_ignore_ascii_case("application/json")
+    let is_json =
+        parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(|value| {
+            value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
         });
     if !is_json {
-        return Err(Problem::new(
-            Code::UnsupportedMediaType,
-            "Content-Type must be application/json",
-        ));
+        return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
     }
     if parts.headers.contains_key(CONTENT_ENCODING) {
-        return Err(Problem::new(
-            Code::UnsupportedMediaType,
-            "the body must not be compressed",
-        ));
+        return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
     }
     // A length known beforehand leaves no room for two readings of where the body ends.
     if parts.headers.contains_key(TRANSFER_ENCODING) {
-        return Err(Problem::invalid(
-            "body",
-            "must come with a Content-Length, not chunked",
-        ));
+        return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
     }
     let bytes = tokio::time::timeout(BODY_WAIT, Limited::new(body, BODY_BYTES_MAX).collect())
         .await
@@ -120,21 +98,13 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
         *response.headers_mut() = allow;
     }
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        write_problem(
-            &mut response,
-            &problem.of_request(id.to_str().unwrap_or_default()),
-        );
+        write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
     }
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, id.clone());
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers
-        .entry(CACHE_CONTROL)
-        .or_insert(HeaderValue::from_static("no-store"));
-    let (status, ms) = (
-        response.status().as_u16(),
-        started.elapsed().as_secs_f64() * 1000.0,
-    );
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
     tracing::debug!(request = ?id, %method, path, status, ms, "answered");
     response
 }

@@ -58,10 +58,7 @@ pub fn admin(app: App) -> Router {
         .route("/admin/v1/campaigns/{id}/resume", post(admin::resume))
         .route("/admin/v1/campaigns/{id}/end", post(admin::end))
         .route("/admin/v1/campaigns/{id}/warm-up", post(admin::warm_up))
-        .route(
-            "/admin/v1/campaigns/{id}/reconciliation",
-            get(admin::compare).post(admin::repair),
-        )
+        .route("/admin/v1/campaigns/{id}/reconciliation", get(admin::compare).post(admin::repair))
         .route("/admin/v1/campaigns/{id}/claims", get(admin::claims))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));
@@ -84,20 +81,14 @@ fn with_limits(routes: Router<App>, app: App) -> Router {
 }
 
 async fn metrics(State(app): State<App>) -> impl axum::response::IntoResponse {
-    (
-        [(CONTENT_TYPE, "text/plain; version=0.0.4")],
-        app.metrics.render(),
-    )
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], app.metrics.render())
 }
 
 /// Ready while Redis answers; SQL may be away for a while, since the outbox keeps what it has yet to hear.
 async fn ready(State(app): State<App>) -> Answer {
     let health = app.health();
     if !health.redis {
-        return Err(Refused::from(Problem::new(
-            Code::Unavailable,
-            "Redis does not answer",
-        )));
+        return Err(Refused::from(Problem::new(Code::Unavailable, "Redis does not answer")));
     }
     let sql = if health.sql { "up" } else { "down" };
     Ok(json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))?.into_response())

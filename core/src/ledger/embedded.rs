@@ -87,19 +87,12 @@ impl Embedded {
             .name("redis-supervisor".to_owned())
             .spawn(move || supervise(&server, &config, &stopped))
             .map_err(|error| EmbeddedError::Files { path: folder, error })?;
-        Ok(Self {
-            socket,
-            stop,
-            supervisor: Some(supervisor),
-        })
+        Ok(Self { socket, stop, supervisor: Some(supervisor) })
     }
 
     /// How to connect to it.
     pub fn url(&self, password: &str) -> String {
-        format!(
-            "redis+unix://{}?user={REDIS_USER}&pass={password}",
-            self.socket.display()
-        )
+        format!("redis+unix://{}?user={REDIS_USER}&pass={password}", self.socket.display())
     }
 
     /// Stops the server and waits until it is gone.
@@ -130,10 +123,7 @@ fn make_folder(folder: &Path) -> Result<(), EmbeddedError> {
         .recursive(true)
         .mode(0o700)
         .create(folder)
-        .map_err(|error| EmbeddedError::Files {
-            path: folder.to_owned(),
-            error,
-        })
+        .map_err(|error| EmbeddedError::Files { path: folder.to_owned(), error })
 }
 
 /// In the data folder, or, when that has too long a path, in a folder of our own under the temporary one.
@@ -142,16 +132,12 @@ fn socket_path(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
     if inside.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
         return Ok(inside);
     }
-    let owner = fs::metadata(data_dir).map_err(|error| EmbeddedError::Files {
-        path: data_dir.to_owned(),
-        error,
-    })?;
+    let owner =
+        fs::metadata(data_dir).map_err(|error| EmbeddedError::Files { path: data_dir.to_owned(), error })?;
     let folder = std::env::temp_dir().join(format!("claimgate-{:x}-{:x}", owner.dev(), owner.ino()));
     make_folder(&folder)?;
-    let found = fs::symlink_metadata(&folder).map_err(|error| EmbeddedError::Files {
-        path: folder.clone(),
-        error,
-    })?;
+    let found = fs::symlink_metadata(&folder)
+        .map_err(|error| EmbeddedError::Files { path: folder.clone(), error })?;
     let socket = folder.join(SOCKET_NAME);
     // Somebody else's folder, or a link to it, is not a place for our socket.
     let ours = found.is_dir() && found.uid() == owner.uid() && found.mode() & 0o777 == 0o700;
@@ -167,25 +153,16 @@ fn socket_path(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
 fn end_orphan(socket: &Path) {
     let mark = format!("unixsocket:{}", socket.display());
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-            .and_then(Pid::from_raw)
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
         else {
             continue;
         };
         let title = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         if String::from_utf8_lossy(&title).contains(&mark) {
-            tracing::warn!(
-                pid = pid.as_raw_pid(),
-                "ending the Redis of a core that was killed"
-            );
+            tracing::warn!(pid = pid.as_raw_pid(), "ending the Redis of a core that was killed");
             let _ = kill_process(pid, Signal::KILL);
             while entry.path().join("cmdline").exists()
-                && !fs::read(entry.path().join("cmdline"))
-                    .unwrap_or_default()
-                    .is_empty()
+                && !fs::read(entry.path().join("cmdline")).unwrap_or_default().is_empty()
             {
                 thread::sleep(POLL);
             }
@@ -232,10 +209,7 @@ fn supervise(server: &Path, config: &str, stopped: &mpsc::Receiver<()>) {
         if started.elapsed() > HEALTHY {
             backoff = BACKOFF_MIN;
         }
-        if !matches!(
-            stopped.recv_timeout(backoff),
-            Err(mpsc::RecvTimeoutError::Timeout)
-        ) {
+        if !matches!(stopped.recv_timeout(backoff), Err(mpsc::RecvTimeoutError::Timeout)) {
             return;
         }
         backoff = (backoff * 2).min(BACKOFF_MAX);

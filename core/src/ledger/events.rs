@@ -37,11 +37,7 @@ pub struct Event {
 impl Event {
     /// The claim's id in `campaign`.
     pub fn claim_id(&self, campaign: &CampaignId) -> ClaimId {
-        ClaimId {
-            campaign: campaign.clone(),
-            user: self.user.clone(),
-            digest: self.claim.digest,
-        }
+        ClaimId { campaign: campaign.clone(), user: self.user.clone(), digest: self.claim.digest }
     }
 
     /// Reads one event off the head of `bytes`.
@@ -112,11 +108,7 @@ fn entry(item: &StreamId) -> Option<Entry> {
     while !bytes.is_empty() {
         events.push(Event::read(&mut bytes)?);
     }
-    Some(Entry {
-        id: item.id.clone(),
-        epoch,
-        events,
-    })
+    Some(Entry { id: item.id.clone(), epoch, events })
 }
 
 /// A connection of its own for the drain, since reading waits.
@@ -135,8 +127,7 @@ impl OutboxReader {
         wait: Duration,
     ) -> Result<HashMap<String, Read>, LedgerError> {
         let block_ms = usize::try_from(wait.as_millis()).unwrap_or(usize::MAX);
-        self.read(keys, ">", StreamReadOptions::default().block(block_ms))
-            .await
+        self.read(keys, ">", StreamReadOptions::default().block(block_ms)).await
     }
 
     /// What this core has read before and not taken off: after a start, or after SQL failed.
@@ -170,10 +161,7 @@ impl OutboxReader {
             .await
             .map_err(LedgerError::of)?;
         let streams = reply.map(|reply| reply.keys).unwrap_or_default();
-        Ok(streams
-            .into_iter()
-            .map(|stream| (stream.key, Read::of(stream.ids)))
-            .collect())
+        Ok(streams.into_iter().map(|stream| (stream.key, Read::of(stream.ids))).collect())
     }
 }
 
@@ -192,10 +180,7 @@ impl Ledger {
     /// Opens the drain's own connection, under this core's name.
     pub async fn outbox_reader(&self, consumer: &str, wait: Duration) -> Result<OutboxReader, LedgerError> {
         let connection = self.link.connect(wait + RESPONSE_TIMEOUT).await?;
-        Ok(OutboxReader {
-            connection,
-            consumer: consumer.to_owned(),
-        })
+        Ok(OutboxReader { connection, consumer: consumer.to_owned() })
     }
 
     /// Takes `entries` off the outbox, after SQL has committed them.
@@ -218,12 +203,7 @@ impl Ledger {
     /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.
     pub async fn outbox_page(&self, keys: &Keys, after: &str) -> Result<Option<(Read, String)>, LedgerError> {
         let mut command = redis::cmd("XRANGE");
-        command
-            .arg(&keys.outbox)
-            .arg(format!("({after}"))
-            .arg("+")
-            .arg("COUNT")
-            .arg(ENTRIES_MAX);
+        command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(ENTRIES_MAX);
         let page: StreamRangeReply = self.query(&command).await?;
         let last = page.ids.last().map(|item| item.id.clone());
         Ok(last.map(|last| (Read::of(page.ids), last)))
@@ -236,16 +216,9 @@ impl Ledger {
         // Behind the sentinels, whose ids begin with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
         let first: StreamRangeReply = self.query(&first).await?;
-        let oldest = first
-            .ids
-            .first()
-            .and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
+        let oldest = first.ids.first().and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
         let parked = self.query(redis::cmd("XLEN").arg(&keys.dead)).await?;
-        Ok(OutboxState {
-            entries: entries.saturating_sub(1),
-            oldest,
-            parked,
-        })
+        Ok(OutboxState { entries: entries.saturating_sub(1), oldest, parked })
     }
 }
 
@@ -273,14 +246,8 @@ mod tests {
     fn an_event_reads_as_the_script_packs_it() {
         let bytes = bytes();
         let event = Event::read(&mut bytes.as_slice()).unwrap();
-        assert_eq!(
-            (event.user.as_str(), event.claim.quantity, event.claim.sequence),
-            ("alice", 2, 17)
-        );
-        assert_eq!(
-            (event.claim.status, event.claim.day),
-            (ClaimStatus::Granted, 0x4d00)
-        );
+        assert_eq!((event.user.as_str(), event.claim.quantity, event.claim.sequence), ("alice", 2, 17));
+        assert_eq!((event.claim.status, event.claim.day), (ClaimStatus::Granted, 0x4d00));
         assert_eq!((event.total_then, event.taken_after), (Some(100), Some(34)));
     }
 

@@ -38,13 +38,7 @@ impl Keys {
 
     /// In the order in which every script declares them.
     pub fn all(&self) -> [&str; 5] {
-        [
-            &self.campaign,
-            &self.users,
-            &self.claims,
-            &self.holds,
-            &self.outbox,
-        ]
+        [&self.campaign, &self.users, &self.claims, &self.holds, &self.outbox]
     }
 }
 

@@ -35,10 +35,7 @@ struct State {
 
 impl Link {
     pub(super) fn new(client: Client) -> Self {
-        Self {
-            client,
-            state: Mutex::default(),
-        }
+        Self { client, state: Mutex::default() }
     }
 
     /// The connection there is, or a new one.
@@ -54,10 +51,7 @@ impl Link {
             Ok(connection) => {
                 state.generation += 1;
                 state.failed_at = None;
-                let session = Session {
-                    connection,
-                    generation: state.generation,
-                };
+                let session = Session { connection, generation: state.generation };
                 state.session = Some(session.clone());
                 Ok(session)
             }
@@ -76,9 +70,7 @@ impl Link {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(response_timeout));
-        self.client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
+        self.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
     /// Gives up the connection of `generation`, if `error` says that it is broken or leads to a server that is no

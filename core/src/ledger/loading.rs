@@ -48,15 +48,7 @@ impl<'a> Loader<'a> {
         campaign: &'a Campaign,
         token: u64,
     ) -> Result<Self, LoadError> {
-        let loader = Self {
-            ledger,
-            keys,
-            campaign,
-            token,
-            users: vec![],
-            claims: vec![],
-            holds: vec![],
-        };
+        let loader = Self { ledger, keys, campaign, token, users: vec![], claims: vec![], holds: vec![] };
         loader.step("begin", |_| {}).await?;
         Ok(loader)
     }
@@ -70,15 +62,11 @@ impl<'a> Loader<'a> {
             self.claims.push((claim.digest.to_vec(), record));
         }
         for claim in claims.iter().filter(|claim| claim.status == ClaimStatus::Held) {
-            let expires_ms = claim
-                .expires_at
-                .map_or(0, claimgate_shared::Timestamp::as_ms)
-                .to_string();
+            let expires_ms = claim.expires_at.map_or(0, claimgate_shared::Timestamp::as_ms).to_string();
             let member = [user.as_str().as_bytes(), b".", &claim.digest].concat();
             self.holds.push((expires_ms.into_bytes(), member));
         }
-        self.users
-            .push((user.as_str().as_bytes().to_vec(), user_record(claims, apart)));
+        self.users.push((user.as_str().as_bytes().to_vec(), user_record(claims, apart)));
         self.flush(PAIRS_MAX).await
     }
 
@@ -125,10 +113,7 @@ impl<'a> Loader<'a> {
         for key in self.keys.all() {
             call.key(key);
         }
-        call.arg(scripts::LAYOUT)
-            .arg(self.campaign.epoch)
-            .arg(self.token)
-            .arg(step);
+        call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.token).arg(step);
         arguments(&mut call);
         let reply = self.ledger.run(&call).await?;
         match scripts::word(reply, &["done", "late"]).map_err(LedgerError::from)? {
@@ -144,17 +129,11 @@ fn user_record(claims: &[Record], apart: usize) -> Vec<u8> {
     let standing = |claim: &&Record| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
     let mut by_day: BTreeMap<u32, u64> = BTreeMap::new();
     for claim in claims {
-        let units = if standing(&claim) {
-            u64::from(claim.quantity)
-        } else {
-            0
-        };
+        let units = if standing(&claim) { u64::from(claim.quantity) } else { 0 };
         *by_day.entry(claim.day).or_default() += units;
     }
     // A user's day never goes backwards: the last day seen is the current one.
-    let (day, today) = by_day
-        .last_key_value()
-        .map_or((0, 0), |(day, units)| (*day, *units));
+    let (day, today) = by_day.last_key_value().map_or((0, 0), |(day, units)| (*day, *units));
     let mut record = Vec::with_capacity(14 + (claims.len() - apart) * Record::BYTES);
     put_be(&mut record, u64::from(day), 3);
     put_be(&mut record, today, 5);
@@ -169,9 +148,7 @@ fn user_record(claims: &[Record], apart: usize) -> Vec<u8> {
 impl Ledger {
     /// Drops a closed campaign's keys. What people have yet to look at stays.
     pub async fn drop_keys(&self, keys: &Keys) -> Result<(), LedgerError> {
-        self.query::<redis::Value>(redis::cmd("UNLINK").arg(&keys.all()))
-            .await
-            .map(drop)
+        self.query::<redis::Value>(redis::cmd("UNLINK").arg(&keys.all())).await.map(drop)
     }
 
     /// Stops every decision on a campaign until it has been loaded anew; the epoch Redis has it in, 0 for none.

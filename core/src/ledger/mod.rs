@@ -42,36 +42,20 @@ pub enum LedgerError {
 
 impl LedgerError {
     fn of(error: RedisError) -> Self {
-        if error.code() == Some("OOM") {
-            Self::OutOfMemory(error)
-        } else {
-            Self::Unavailable(error)
-        }
+        if error.code() == Some("OOM") { Self::OutOfMemory(error) } else { Self::Unavailable(error) }
     }
 }
 
 /// Settings that the promises rest on: what they must be, and what is not promised otherwise.
 const SETTINGS: &[(&str, &str, &str)] = &[
-    (
-        "appendonly",
-        "yes",
-        "a restart of Redis loses every claim that SQL has not heard of",
-    ),
-    (
-        "appendfsync",
-        "always",
-        "a power cut loses claims that were acknowledged in the second before it",
-    ),
+    ("appendonly", "yes", "a restart of Redis loses every claim that SQL has not heard of"),
+    ("appendfsync", "always", "a power cut loses claims that were acknowledged in the second before it"),
     (
         "no-appendfsync-on-rewrite",
         "no",
         "claims acknowledged during a rewrite of the file may be lost by a power cut",
     ),
-    (
-        "maxmemory-policy",
-        "noeviction",
-        "Redis may drop counters and claims when memory runs out",
-    ),
+    ("maxmemory-policy", "noeviction", "Redis may drop counters and claims when memory runs out"),
 ];
 
 /// What a caller wants done with a claim that stands.
@@ -108,11 +92,7 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger behind `client`; connects when first asked.
     pub fn new(client: Client, archive: Archive, backlog_max: u64) -> Self {
-        Self {
-            link: Link::new(client),
-            archive,
-            backlog_max,
-        }
+        Self { link: Link::new(client), archive, backlog_max }
     }
 
     /// Gives back holds that are due, then decides `requests`, all of `known`'s campaign, in one call.
@@ -189,9 +169,7 @@ impl Ledger {
         for key in keys {
             call.key(key);
         }
-        call.arg(verb)
-            .arg(owner)
-            .arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
+        call.arg(verb).arg(owner).arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
         Ok(scripts::lease(self.run(&call).await?)?)
     }
 
@@ -203,9 +181,7 @@ impl Ledger {
             scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
             let (next, page): (u64, Vec<HashEntry>) = self.query(&scan).await?;
             let records = page.iter().filter(|(user, _)| user != b".");
-            sum += records
-                .map(|(_, record)| scripts::taken_ever(record))
-                .sum::<u64>();
+            sum += records.map(|(_, record)| scripts::taken_ever(record)).sum::<u64>();
             if next == 0 {
                 return Ok(sum);
             }
@@ -215,17 +191,8 @@ impl Ledger {
 
     /// How many claims are held, and how many of them were due before `due_before`.
     pub async fn hold_state(&self, keys: &Keys, due_before: Timestamp) -> Result<HoldState, LedgerError> {
-        let held: u64 = self
-            .query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf"))
-            .await?;
-        let due = self
-            .query(
-                redis::cmd("ZCOUNT")
-                    .arg(&keys.holds)
-                    .arg(1)
-                    .arg(due_before.as_ms()),
-            )
-            .await?;
+        let held: u64 = self.query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf")).await?;
+        let due = self.query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg(due_before.as_ms())).await?;
         Ok(HoldState { held, stranded: due })
     }
 
@@ -236,10 +203,9 @@ impl Ledger {
             let mut command = redis::cmd("CONFIG");
             command.arg("GET").arg(*setting);
             let value = match self.query::<Vec<(String, String)>>(&command).await {
-                Ok(pairs) => pairs
-                    .into_iter()
-                    .next()
-                    .map_or_else(|| "unknown".to_owned(), |(_, value)| value),
+                Ok(pairs) => {
+                    pairs.into_iter().next().map_or_else(|| "unknown".to_owned(), |(_, value)| value)
+                }
                 Err(LedgerError::Unavailable(error)) if error.code().is_some() => {
                     "not allowed to ask".to_owned()
                 }
@@ -340,15 +306,8 @@ fn rule_fields(call: &mut ScriptInvocation<'_>, campaign: &Campaign) {
         Switch::Paused => "paused",
         Switch::Ended => "ended",
     };
-    let ends_at = campaign
-        .window
-        .ends_at()
-        .map(|at| at.as_ms().to_string())
-        .unwrap_or_default();
-    let hold_ms = campaign
-        .hold_seconds
-        .map(|s| (u64::from(s.get()) * 1000).to_string())
-        .unwrap_or_default();
+    let ends_at = campaign.window.ends_at().map(|at| at.as_ms().to_string()).unwrap_or_default();
+    let hold_ms = campaign.hold_seconds.map(|s| (u64::from(s.get()) * 1000).to_string()).unwrap_or_default();
     for (field, value) in [
         ("version", campaign.version.to_string()),
         ("switch", switch.to_owned()),

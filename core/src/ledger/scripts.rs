@@ -119,9 +119,7 @@ pub(super) fn taken_ever(record: &[u8]) -> u64 {
 
 /// A big-endian number of at most 8 bytes.
 pub(super) fn be_int(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0, |number, byte| number << 8 | u64::from(*byte))
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// Appends the low `width` bytes of `number`, big endian.
@@ -281,17 +279,8 @@ pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
     let (now, version) = (parts.timestamp()?, parts.number()?);
     let total = u32::try_from(parts.int()?).ok();
     let more_due = parts.int()? == 1;
-    let verdicts = Parts::of(parts.next()?)?
-        .0
-        .map(|item| verdict(item, zone))
-        .collect::<Result<_, _>>()?;
-    Ok(Ok(Decided {
-        now,
-        version,
-        total,
-        more_due,
-        verdicts,
-    }))
+    let verdicts = Parts::of(parts.next()?)?.0.map(|item| verdict(item, zone)).collect::<Result<_, _>>()?;
+    Ok(Ok(Decided { now, version, total, more_due, verdicts }))
 }
 
 fn verdict(item: Value, zone: &Zone) -> Result<Verdict, Malformed> {
@@ -300,38 +289,21 @@ fn verdict(item: Value, zone: &Zone) -> Result<Verdict, Malformed> {
         1 => {
             let (sequence, expires_at, taken) =
                 (parts.number()?, parts.optional_timestamp()?, parts.number()?);
-            return Ok(Verdict::Taken {
-                sequence,
-                expires_at,
-                taken,
-            });
+            return Ok(Verdict::Taken { sequence, expires_at, taken });
         }
         2 => return replayed(&mut parts),
         3 => Denial::IdempotencyKeyReused,
         4 => Denial::Paused,
         5 => Denial::Ended { ends_at: None },
-        6 => Denial::NotStarted {
-            starts_at: parts.timestamp()?,
-        },
-        7 => Denial::Ended {
-            ends_at: Some(parts.timestamp()?),
-        },
-        8 => Denial::QuantityOutOfRange {
-            per_claim: parts.number()?,
-        },
+        6 => Denial::NotStarted { starts_at: parts.timestamp()? },
+        7 => Denial::Ended { ends_at: Some(parts.timestamp()?) },
+        8 => Denial::QuantityOutOfRange { per_claim: parts.number()? },
         9 => {
             let (remaining, day) = (remaining(&mut parts)?, parts.int()?);
-            Denial::UserDailyLimitReached {
-                remaining,
-                resets_at: zone.day_end(day),
-            }
+            Denial::UserDailyLimitReached { remaining, resets_at: zone.day_end(day) }
         }
-        10 => Denial::UserLimitReached {
-            remaining: remaining(&mut parts)?,
-        },
-        11 => Denial::SoldOut {
-            remaining: remaining(&mut parts)?,
-        },
+        10 => Denial::UserLimitReached { remaining: remaining(&mut parts)? },
+        11 => Denial::SoldOut { remaining: remaining(&mut parts)? },
         12 => return Ok(Verdict::Again),
         13 => return Ok(Verdict::Full),
         other => return Err(Malformed(format!("verdict {other}"))),
@@ -399,9 +371,9 @@ pub fn settled(reply: Value) -> Result<Ready<Option<Record>>, Malformed> {
         "not_ready" => Ok(Err(parts.text()?)),
         "unknown" => Ok(Ok(None)),
         "settled" => match parts.next()? {
-            Value::BulkString(bytes) => Ok(Ok(Some(
-                Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?,
-            ))),
+            Value::BulkString(bytes) => {
+                Ok(Ok(Some(Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?)))
+            }
             other => Err(malformed(&other)),
         },
         other => Err(Malformed(other.to_owned())),
@@ -447,10 +419,8 @@ pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
         "not_ready" => Ok(Err(parts.text()?)),
-        first => words
-            .iter()
-            .position(|word| *word == first)
-            .map(Ok)
-            .ok_or_else(|| Malformed(first.to_owned())),
+        first => {
+            words.iter().position(|word| *word == first).map(Ok).ok_or_else(|| Malformed(first.to_owned()))
+        }
     }
 }
