@@ -187,7 +187,7 @@ impl App {
     async fn apply(&self, known: &Known) -> Result<(), LedgerError> {
         let campaign = known.campaign();
         self.ledger.change(known, &campaign).await?;
-        known.applied();
+        known.applied(campaign.version);
         Ok(())
     }
 
@@ -226,6 +226,7 @@ impl App {
                 _ = ticks.tick() => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
+            self.metrics.run_upkeep();
             let redis = self.ledger.ping().await;
             note_health(&self.redis_up, "redis", redis.as_ref().err().map(ToString::to_string));
             let sql = self.refresh().await;

@@ -90,9 +90,8 @@ impl Known {
         self.floor.fetch_max(sequence, Ordering::AcqRel);
     }
 
-    /// Takes note that the rules as they are known are in force in Redis.
-    pub fn applied(&self) {
-        let version = self.campaign().version;
+    /// Takes note that the rules of `version` are in force in Redis.
+    pub fn applied(&self, version: u64) {
         *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
     }
 

@@ -69,7 +69,7 @@ pub struct ServeArgs {
     #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
     concurrency_max: Option<String>,
     /// Log lines as JSON instead of text
-    #[arg(long, env = "CLAIMGATE_LOG_JSON")]
+    #[arg(long, env = "CLAIMGATE_LOG_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     pub log_json: bool,
     #[command(flatten)]
     data: DataArgs,

@@ -3,9 +3,11 @@
 //! The order matters: close in Redis, drain what is left to SQL, raise the epoch in SQL, load from SQL, open. Loading
 //! beside a live outbox would count twice; raising the epoch late would let an old drain write past a limit.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use claimgate_shared::CampaignId;
 use futures_util::StreamExt as _;
 use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -24,6 +26,26 @@ use crate::metrics;
 const LEASE: Duration = Duration::from_secs(5);
 /// How often campaigns that nobody calls upon are looked at.
 const LOOK: Duration = Duration::from_secs(1);
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// How long a campaign that cannot be brought back is left alone: longer each time.
+#[derive(Debug, Default)]
+struct Pause {
+    length: Duration,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    fn is_over(&self) -> bool {
+        self.until.is_none_or(|until| until <= Instant::now())
+    }
+
+    fn begin(&mut self) {
+        self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.until = Some(Instant::now() + self.length);
+    }
+}
 
 /// Brings campaigns back.
 #[derive(Debug)]
@@ -34,8 +56,6 @@ pub struct Recovery {
     pub archive: Archive,
     /// Whose campaigns.
     pub campaigns: Arc<Campaigns>,
-    /// In whose name leases are taken.
-    pub owner: Owner,
     /// How long a campaign stays in Redis after it is over.
     pub archive_after: Duration,
 }
@@ -63,6 +83,9 @@ pub enum RecoveryError {
     /// SQL.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
+    /// No randomness for a lock's owner.
+    #[error("no randomness: {0}")]
+    Random(#[from] getrandom::Error),
     /// SQL, while draining.
     #[error(transparent)]
     Drain(#[from] DrainError),
@@ -76,6 +99,7 @@ impl Recovery {
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let mut looks = interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut pauses: HashMap<CampaignId, Pause> = HashMap::new();
         loop {
             tokio::select! {
                 _ = looks.tick() => {}
@@ -83,8 +107,17 @@ impl Recovery {
                 _ = stop.wait_for(|stop| *stop) => return,
             }
             for known in self.campaigns.all() {
-                if let Err(error) = self.look_after(&known).await {
-                    tracing::warn!(%error, campaign = %known.campaign().id, "not ready");
+                let campaign = known.campaign();
+                let pause = pauses.entry(campaign.id.clone()).or_default();
+                if pause.is_over() {
+                    match self.look_after(&known).await {
+                        Ok(Recovered::Ready | Recovered::Loaded(_)) => *pause = Pause::default(),
+                        Ok(Recovered::Elsewhere) => pause.begin(),
+                        Err(error) => {
+                            pause.begin();
+                            tracing::warn!(%error, campaign = %campaign.id, "not ready");
+                        }
+                    }
                 }
             }
         }
@@ -114,9 +147,14 @@ impl Recovery {
         Ok(recovered)
     }
 
+    /// An owner for one piece of work: two at once in this core must not take each other's lease for their own.
+    fn owner(&self) -> Result<Owner, getrandom::Error> {
+        Owner::new(Arc::clone(&self.ledger))
+    }
+
     /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
     async fn sweep(&self, known: &Known) -> Result<(), RecoveryError> {
-        let Ok(lease) = self.owner.try_lock(&format!("sweep-{}", known.campaign().id), LEASE).await else {
+        let Ok(lease) = self.owner()?.try_lock(&format!("sweep-{}", known.campaign().id), LEASE).await else {
             return Ok(());
         };
         while self.ledger.claim(known, &[]).await?.more_due && !lease.is_lost() {}
@@ -127,7 +165,7 @@ impl Recovery {
     /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, also if it is.
     pub async fn recover(&self, known: &Known, anyway: bool) -> Result<Recovered, RecoveryError> {
         let id = known.campaign().id.clone();
-        let lease = match self.owner.try_lock(&format!("load-{id}"), LEASE).await {
+        let lease = match self.owner()?.try_lock(&format!("load-{id}"), LEASE).await {
             Ok(lease) => lease,
             Err(LockError::Taken) => return Ok(Recovered::Elsewhere),
             Err(LockError::Ledger(error)) => return Err(error.into()),
@@ -170,7 +208,7 @@ impl Recovery {
         };
         let claims = self.load(known, &campaign, token).await?;
         self.campaigns.learn(campaign.clone(), 0);
-        known.applied();
+        known.applied(campaign.version);
         known.trust();
         let seconds = started.elapsed().as_secs_f64();
         tracing::warn!(campaign = %campaign.id, epoch = campaign.epoch, claims, seconds, "loaded from SQL");
@@ -187,7 +225,7 @@ impl Recovery {
     /// Takes a campaign that is long over and drained out of Redis; SQL answers for it from then on.
     async fn archive_leased(&self, known: &Known) -> Result<(), RecoveryError> {
         let id = known.campaign().id.clone();
-        let Ok(lease) = self.owner.try_lock(&format!("load-{id}"), LEASE).await else {
+        let Ok(lease) = self.owner()?.try_lock(&format!("load-{id}"), LEASE).await else {
             return Ok(());
         };
         let result = self.archive_campaign(known).await;
@@ -269,7 +307,7 @@ pub async fn lay_down(ledger: &Ledger, known: &Known) -> Result<(), LedgerError>
     let laid = async { Loader::begin(ledger, &known.keys, &campaign, 0).await?.open(0, 0).await };
     match laid.await {
         Ok(()) => {
-            known.applied();
+            known.applied(campaign.version);
             known.trust();
             Ok(())
         }

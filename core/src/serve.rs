@@ -17,7 +17,6 @@ use crate::http;
 use crate::http::auth::Gatekeeper;
 use crate::ledger::Ledger;
 use crate::ledger::embedded::{Embedded, Settings};
-use crate::lock::Owner;
 use crate::metrics;
 use crate::outbox::Drain;
 use crate::recovery::Recovery;
@@ -44,7 +43,6 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         ledger: Arc::clone(&ledger),
         archive: archive.clone(),
         campaigns: Arc::default(),
-        owner: Owner::new(Arc::clone(&ledger))?,
         archive_after: config.archive_after,
     });
     let drain = Drain {

@@ -1,5 +1,10 @@
 //! Claims in SQL: written by the drain, read by look-ups and exports.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::fmt;
+use std::str::FromStr;
+
 use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
 use futures_util::{Stream, StreamExt as _};
 use sqlx::any::AnyRow;
@@ -69,8 +74,30 @@ pub struct Totals {
 pub struct ClaimPage {
     /// The claims.
     pub rows: Vec<ClaimRow>,
-    /// Where the next page begins; `None` on the last.
-    pub next: Option<u64>,
+    /// Behind which claim the next page begins; `None` on the last.
+    pub next: Option<ClaimCursor>,
+}
+
+/// A place in the list of a campaign's claims. A revoked claim may share its sequence with another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClaimCursor {
+    sequence: u64,
+    id: String,
+}
+
+impl fmt::Display for ClaimCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}~{}", self.sequence, self.id)
+    }
+}
+
+impl FromStr for ClaimCursor {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts =
+            text.split_once('~').and_then(|(sequence, id)| Some((sequence.parse().ok()?, id.to_owned())));
+        parts.map(|(sequence, id)| Self { sequence, id }).ok_or("is not one of ours")
+    }
 }
 
 impl Archive {
@@ -104,11 +131,8 @@ impl Archive {
                 Ok(_) => attempt.commit().await?,
                 Err(DrainError::Constraint(_)) => {
                     attempt.rollback().await?;
-                    let guardless = Event { total_then: None, taken_after: None, ..row.1.clone() };
-                    insert(campaign, u64::MAX, &[(row.0, &guardless)])
-                        .build()
-                        .execute(&mut *transaction)
-                        .await?;
+                    let unguarded = Row { total_then: None, taken_after: None, ..row };
+                    insert(campaign, u64::MAX, &[unguarded]).build().execute(&mut *transaction).await?;
                     revoked += 1;
                 }
                 Err(error) => return Err(error),
@@ -180,24 +204,29 @@ impl Archive {
         row.as_ref().map(read).transpose()
     }
 
-    /// Up to `limit` claims of a campaign whose sequence is above `after`.
+    /// Up to `limit` claims of a campaign, those behind `after`.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
-        after: u64,
+        after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, ArchiveError> {
         let found = sqlx::query(
-            "SELECT * FROM claims WHERE campaign_id = $1 AND sequence > $2 ORDER BY sequence LIMIT $3",
+            "SELECT * FROM claims WHERE campaign_id = $1 AND (sequence > $2 OR (sequence = $2 AND id > $3)) \
+             ORDER BY sequence, id LIMIT $4",
         )
         .bind(campaign.as_str())
-        .bind(big(after))
+        .bind(big(after.sequence))
+        .bind(after.id.as_str())
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
         .await?;
         let rows = found.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let full = rows.len() == usize::try_from(limit).unwrap_or(usize::MAX);
-        let next = rows.last().filter(|_| full).map(|row| row.claim.sequence);
+        let next = rows
+            .last()
+            .filter(|_| full)
+            .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
         Ok(ClaimPage { rows, next })
     }
 }
@@ -214,22 +243,37 @@ async fn lock_campaign(
     Ok(unsigned(row.ok_or(DrainError::NoCampaign)?.try_get(0)?)?)
 }
 
-/// The last state of each claim: one statement may not touch a row twice.
-fn newest(entries: &[Entry]) -> Vec<(u64, &Event)> {
-    let mut place = std::collections::HashMap::new();
-    let mut rows: Vec<(u64, &Event)> = Vec::new();
+/// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
+#[derive(Debug, Clone, Copy)]
+struct Row<'a> {
+    epoch: u64,
+    event: &'a Event,
+    total_then: Option<u64>,
+    taken_after: Option<u64>,
+}
+
+/// One row for each claim: one statement may not touch a row twice.
+fn newest(entries: &[Entry]) -> Vec<Row<'_>> {
+    let mut places = HashMap::new();
+    let mut rows: Vec<Row<'_>> = Vec::new();
     for (epoch, event) in
         entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
     {
-        match place.entry((event.user.as_str(), event.claim.digest)) {
-            std::collections::hash_map::Entry::Vacant(slot) => {
-                slot.insert(rows.len());
-                rows.push((epoch, event));
+        let row = Row { epoch, event, total_then: event.total_then, taken_after: event.taken_after };
+        match places.entry((event.user.as_str(), event.claim.digest)) {
+            Vacant(place) => {
+                place.insert(rows.len());
+                rows.push(row);
             }
-            std::collections::hash_map::Entry::Occupied(slot) => {
-                let row = &mut rows[*slot.get()];
-                if (epoch, event.claim.revision) > (row.0, row.1.claim.revision) {
-                    *row = (epoch, event);
+            Occupied(place) => {
+                let known = &mut rows[*place.get()];
+                if (epoch, event.claim.revision) > (known.epoch, known.event.claim.revision) {
+                    let (total_then, taken_after) = (known.total_then, known.taken_after);
+                    *known = Row {
+                        total_then: row.total_then.or(total_then),
+                        taken_after: row.taken_after.or(taken_after),
+                        ..row
+                    };
                 }
             }
         }
@@ -237,12 +281,12 @@ fn newest(entries: &[Entry]) -> Vec<(u64, &Event)> {
     rows
 }
 
-fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[(u64, &Event)]) -> QueryBuilder<Any> {
+fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[Row<'_>]) -> QueryBuilder<Any> {
     let mut query = QueryBuilder::new(
         "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
          claimed_at, expires_at, updated_at, total_then, taken_after) ",
     );
-    query.push_values(rows, |mut row, (epoch, event)| {
+    query.push_values(rows, |mut row, Row { epoch, event, total_then, taken_after }| {
         let claim = &event.claim;
         let status = if *epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
         row.push_bind(event.claim_id(campaign).to_string())
@@ -257,8 +301,8 @@ fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[(u64, &Event)]) -> Quer
             .push_bind(claim.claimed_at.as_ms())
             .push_bind(claim.expires_at.map(Timestamp::as_ms))
             .push_bind(event.updated_at.as_ms())
-            .push_bind(event.total_then.map(big))
-            .push_bind(event.taken_after.map(big));
+            .push_bind(total_then.map(big))
+            .push_bind(taken_after.map(big));
     });
     // The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
     query.push(

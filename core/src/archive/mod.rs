@@ -13,7 +13,7 @@ use sqlx::any::AnyPoolOptions;
 use sqlx::{AnyConnection, AnyPool};
 
 pub use campaigns::{Change, Changed};
-pub use claims::{ClaimPage, ClaimRow, DrainError, Totals};
+pub use claims::{ClaimCursor, ClaimPage, ClaimRow, DrainError, Totals};
 
 /// Connections kept; the drain, the admin calls and look-ups share them.
 const CONNECTIONS_MAX: u32 = 8;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::claims::{last_segment, undecided};
 use super::exchange::{Answer, json, read_json};
 use crate::app::App;
-use crate::archive::{ArchiveError, Change, Changed, ClaimRow};
+use crate::archive::{ArchiveError, Change, Changed, ClaimCursor, ClaimRow};
 use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
 use crate::clock;
 use crate::reconcile::Reconciliation;
@@ -323,12 +323,12 @@ pub async fn claims(State(app): State<App>, Path(id): Path<String>, uri: Uri, he
         return Ok(csv(&app, campaign.id, after));
     }
     let page =
-        app.archive.claims(&campaign.id, after, limit).await.map_err(|error| app.sql_failed(&error))?;
+        app.archive.claims(&campaign.id, &after, limit).await.map_err(|error| app.sql_failed(&error))?;
     let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
 }
 
-fn csv(app: &App, id: CampaignId, after: u64) -> Response {
+fn csv(app: &App, id: CampaignId, after: ClaimCursor) -> Response {
     let archive = app.archive.clone();
     let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
         let (archive, id) = (archive.clone(), id.clone());
@@ -336,7 +336,7 @@ fn csv(app: &App, id: CampaignId, after: u64) -> Response {
             let Some((after, first)) = from else {
                 return Ok::<_, CsvError>(None);
             };
-            let page = archive.claims(&id, after, PAGE_MAX).await?;
+            let page = archive.claims(&id, &after, PAGE_MAX).await?;
             let next = page.next.map(|next| (next, false));
             Ok(Some((csv_text(page.rows, first)?, next)))
         }

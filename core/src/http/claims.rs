@@ -236,7 +236,8 @@ fn refused(error: &GateError) -> Problem {
 
 /// The one rule by which Redis' troubles become answers.
 pub(super) fn undecided(error: &LedgerError) -> Problem {
-    tracing::warn!(%error, "no decision");
+    // One line a request would let anyone fill the log; the health checks say it once.
+    tracing::debug!(%error, "no decision");
     match error {
         LedgerError::NotReady(_) => {
             Problem::new(Code::CampaignNotReady, "the campaign's counters are being rebuilt")

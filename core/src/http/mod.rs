@@ -24,6 +24,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
 
 use self::exchange::{Answer, Refused, finish, json, not_found, overloaded};
 use crate::app::App;
@@ -70,7 +71,8 @@ fn with_limits(routes: Router<App>, app: App) -> Router {
     let limits = ServiceBuilder::new()
         .layer(HandleErrorLayer::new(overloaded))
         .load_shed()
-        .concurrency_limit(app.concurrency_max);
+        // The global one: the plain layer would count each route by itself.
+        .layer(GlobalConcurrencyLimitLayer::new(app.concurrency_max));
     routes
         .layer(limits)
         .route("/livez", get(|| async { "alive\n" }))

@@ -151,19 +151,21 @@ fn socket_path(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
 /// Ends a Redis of a killed core on this socket. The kernel does that already; two servers on one append-only file
 /// would destroy it, so we look.
 fn end_orphan(socket: &Path) {
-    let mark = format!("unixsocket:{}", socket.display());
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw)
-        else {
+    let title = format!("-server unixsocket:{}", socket.display());
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = process.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
             continue;
         };
-        let title = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if String::from_utf8_lossy(&title).contains(&mark) {
+        let is_ours = || {
+            let command = fs::read(process.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&command).trim_end_matches(['\0', ' ']).ends_with(&title)
+        };
+        if is_ours() {
             tracing::warn!(pid = pid.as_raw_pid(), "ending the Redis of a core that was killed");
             let _ = kill_process(pid, Signal::KILL);
-            while entry.path().join("cmdline").exists()
-                && !fs::read(entry.path().join("cmdline")).unwrap_or_default().is_empty()
-            {
+            let deadline = Instant::now() + STOP_WAIT;
+            while is_ours() && Instant::now() < deadline {
                 thread::sleep(POLL);
             }
         }
