@@ -24,7 +24,7 @@ local REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER, PER_CLAIM, DAILY, US
 
 -- The limits, in the order in which they refuse. A further one is a further entry.
 local LIMITS = {
-  { DAILY, function(campaign, user) return campaign.per_user_per_day - user.today end },
+  { DAILY, function(campaign, _, today) return campaign.per_user_per_day - today end },
   { USER, function(campaign, user) return campaign.per_user - user.ever end },
   { TOTAL, function(campaign) return (campaign.total or UNLIMITED) - campaign.taken end },
 }
@@ -36,20 +36,22 @@ local function closed(campaign, now)
   if now >= campaign.ends_at then return { OVER, campaign.ends_at } end
 end
 
--- A user's day never goes backwards, whatever the clock does.
-local function turn_day(user, today)
-  if user.day < today then user.day, user.today = today, 0 end
+-- The day a user's next claim counts on, and what is taken of it: never a day before the user's last, whatever the
+-- clock does. The user's record turns to it with a grant alone; a refusal changes nothing.
+local function day_of(work, user)
+  if user.day < work.today then return work.today, 0 end
+  return user.day, user.today
 end
 
 local function refusal(work, user, quantity)
   local campaign = work.campaign
   if quantity > campaign.per_claim then return { PER_CLAIM, campaign.per_claim } end
-  turn_day(user, work.today)
+  local day, today = day_of(work, user)
   for _, limit in ipairs(LIMITS) do
-    local left = limit[2](campaign, user)
+    local left = limit[2](campaign, user, today)
     if quantity > left then
       if work.more_due then return { AGAIN } end
-      return { limit[1], math.max(left, 0), user.day }
+      return { limit[1], math.max(left, 0), day }
     end
   end
   if campaign.backlog + #work.events >= work.backlog_max then return { FULL } end
@@ -60,7 +62,8 @@ local function grant(work, user_id, digest, quantity)
   local expires_at = campaign.hold_ms and work.now + campaign.hold_ms or 0
   campaign.sequence = campaign.sequence + 1
   campaign.taken = campaign.taken + quantity
-  user.today, user.ever = user.today + quantity, user.ever + quantity
+  local day, today = day_of(work, user)
+  user.day, user.today, user.ever = day, today + quantity, user.ever + quantity
   local claim = {
     digest = digest, status = campaign.hold_ms and HELD or GRANTED, revision = 1, quantity = quantity,
     sequence = campaign.sequence, claimed_at = work.now, expires_at = expires_at, day = user.day,

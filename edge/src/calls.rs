@@ -87,9 +87,7 @@ impl<'a> Call<'a> {
         } else {
             Reply::json(200, &view)?
         };
-        Ok(reply
-            .with("etag", etag)
-            .with("cache-control", "public, max-age=1"))
+        Ok(reply.with("etag", etag).with("cache-control", "public, max-age=1"))
     }
 
     /// `POST /demo/token`
@@ -102,9 +100,7 @@ impl<'a> Call<'a> {
         self.body_headers().check()?;
         let user_id = gate::parse_demo_body(&self.body().await?)?;
         let tokens = &self.config.user_tokens;
-        let token = tokens
-            .mint(&user_id, clock::now()?, DEMO_TOKEN_S)
-            .map_err(|_| unwritable())?;
+        let token = tokens.mint(&user_id, clock::now()?, DEMO_TOKEN_S).map_err(|_| unwritable())?;
         Reply::json(200, &DemoToken { token, user_id })
     }
 
@@ -119,9 +115,7 @@ impl<'a> Call<'a> {
     async fn forward(&self, claim: &ClaimRequest) -> Result<Reply, Problem> {
         let body = serde_json::to_string(claim).map_err(|_| unwritable())?;
         let key = claim.idempotency_key.as_str();
-        let answer = self
-            .to_core("/internal/v1/claims", Some(&body), &claim.user_id, key)
-            .await?;
+        let answer = self.to_core("/internal/v1/claims", Some(&body), &claim.user_id, key).await?;
         Ok(answer.into_reply())
     }
 
@@ -201,10 +195,7 @@ impl<'a> Call<'a> {
         let reading = pin!(collect(ByteStream::from(stream)));
         match select(reading, pin!(Delay::from(BODY_TIME_MAX))).await {
             Either::Left((body, _)) => body,
-            Either::Right(_) => Err(Problem::new(
-                Code::RequestTimeout,
-                "the body took too long to arrive",
-            )),
+            Either::Right(_) => Err(Problem::new(Code::RequestTimeout, "the body took too long to arrive")),
         }
     }
 }
@@ -227,9 +218,7 @@ pub fn random_text() -> Result<String, Problem> {
 }
 
 fn new_key() -> Result<IdempotencyKey, Problem> {
-    random_text()?
-        .try_into()
-        .map_err(|why| Problem::invalid("Idempotency-Key", why))
+    random_text()?.try_into().map_err(|why| Problem::invalid("Idempotency-Key", why))
 }
 
 fn unwritable() -> Problem {
@@ -239,10 +228,8 @@ fn unwritable() -> Problem {
 /// All of a body, or a refusal as soon as it is too long: one without end is never read to its end.
 async fn collect(mut stream: ByteStream) -> Result<Vec<u8>, Problem> {
     let mut body = Vec::new();
-    while let Some(chunk) = stream
-        .try_next()
-        .await
-        .map_err(|_| Problem::invalid("body", "could not be read"))?
+    while let Some(chunk) =
+        stream.try_next().await.map_err(|_| Problem::invalid("body", "could not be read"))?
     {
         if body.len() + chunk.len() > gate::BODY_BYTES_MAX {
             return Err(gate::too_large());

@@ -65,14 +65,8 @@ impl Snapshot {
     /// Where core's clock lies in the window at `now`; `None` when it is too near an edge to tell.
     pub fn position(&self, now: Timestamp) -> Option<Position> {
         let clock = now.saturating_add_ms(self.clock_ahead_ms);
-        let earliest = self
-            .view
-            .window
-            .position(clock.saturating_add_ms(-self.clock_error_ms));
-        let latest = self
-            .view
-            .window
-            .position(clock.saturating_add_ms(self.clock_error_ms));
+        let earliest = self.view.window.position(clock.saturating_add_ms(-self.clock_error_ms));
+        let latest = self.view.window.position(clock.saturating_add_ms(self.clock_error_ms));
         (earliest == latest).then_some(latest)
     }
 
@@ -93,10 +87,7 @@ impl Snapshot {
 
 /// An `ETag` for everything in `view` but its clock, which is another one every time.
 pub fn etag(view: &CampaignView) -> Result<String, serde_json::Error> {
-    let timeless = CampaignView {
-        server_time: view.window.starts_at(),
-        ..view.clone()
-    };
+    let timeless = CampaignView { server_time: view.window.starts_at(), ..view.clone() };
     let digest = Sha256::digest(serde_json::to_vec(&timeless)?);
     Ok(format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest[..16])))
 }
@@ -167,10 +158,7 @@ pub async fn ask_core(config: &Config, id: &CampaignId, request_id: &str) -> Res
     }
     let view: CampaignView = answer.read()?;
     if view.id != *id {
-        return Err(Problem::new(
-            Code::Unavailable,
-            "core answered for another campaign",
-        ));
+        return Err(Problem::new(Code::Unavailable, "core answered for another campaign"));
     }
     let snapshot = Rc::new(Snapshot::new(view, asked_at, clock::now()?));
     CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn(Rc::clone(&snapshot)));
@@ -204,8 +192,7 @@ impl Campaigns {
     /// Whether the caller is to ask core for `id`: one at a time. A request that is cut off never ends its refresh,
     /// so one that takes longer than a call to core can is forgotten.
     pub fn begin_refresh(&mut self, id: &CampaignId, now: Timestamp) -> bool {
-        self.refreshing
-            .retain(|_, began_at| age_ms(*began_at, now) <= USABLE_MS);
+        self.refreshing.retain(|_, began_at| age_ms(*began_at, now) <= USABLE_MS);
         if self.refreshing.contains_key(id) || self.refreshing.len() >= UNKNOWN_MAX {
             return false;
         }
@@ -240,8 +227,7 @@ impl Campaigns {
     pub fn learn_unknown(&mut self, id: CampaignId, asked_at: Timestamp) {
         self.known.remove(&id);
         if self.unknown.len() >= UNKNOWN_MAX {
-            self.unknown
-                .retain(|_, other| age_ms(*other, asked_at) <= FRESH_MS);
+            self.unknown.retain(|_, other| age_ms(*other, asked_at) <= FRESH_MS);
         }
         // Still full of fresh ones: forgetting a few costs core one question each.
         if self.unknown.len() >= UNKNOWN_MAX {
@@ -290,10 +276,7 @@ pub(crate) mod tests {
     }
 
     fn named(id: &str, asked_ms: i64) -> Rc<Snapshot> {
-        let view = CampaignView {
-            id: id.parse().unwrap(),
-            ..view(CampaignState::Open, None, 15_000)
-        };
+        let view = CampaignView { id: id.parse().unwrap(), ..view(CampaignState::Open, None, 15_000) };
         Rc::new(Snapshot::new(view, at(asked_ms), at(asked_ms)))
     }
 
@@ -319,17 +302,10 @@ pub(crate) mod tests {
 
     #[test]
     fn a_views_clock_moves_on_and_its_state_with_it() {
-        let snapshot = Snapshot::new(
-            view(CampaignState::Scheduled, Some(5), 9_500),
-            at(1_000),
-            at(1_000),
-        );
+        let snapshot = Snapshot::new(view(CampaignState::Scheduled, Some(5), 9_500), at(1_000), at(1_000));
         assert_eq!(snapshot.view_at(at(1_499)).state, CampaignState::Scheduled);
         let opened = snapshot.view_at(at(1_500));
-        assert_eq!(
-            (opened.state, opened.server_time),
-            (CampaignState::Open, at(10_000))
-        );
+        assert_eq!((opened.state, opened.server_time), (CampaignState::Open, at(10_000)));
         let paused = Snapshot::new(view(CampaignState::Paused, Some(5), 9_500), at(1_000), at(1_000));
         assert_eq!(paused.view_at(at(1_500)).state, CampaignState::Paused);
     }
@@ -350,10 +326,7 @@ pub(crate) mod tests {
         assert!(
             matches!(campaigns.recall(&id("demo"), at(3_000)), Memory::Snapshot(s) if !s.is_fresh(at(3_000)))
         );
-        assert!(matches!(
-            campaigns.recall(&id("demo"), at(3_001)),
-            Memory::Nothing
-        ));
+        assert!(matches!(campaigns.recall(&id("demo"), at(3_001)), Memory::Nothing));
         assert!(matches!(campaigns.recall(&id("demo"), at(999)), Memory::Nothing));
         assert!(named("demo", 1_000).is_fresh(at(2_000)));
         assert!(!named("demo", 1_000).is_fresh(at(2_001)));
@@ -374,19 +347,10 @@ pub(crate) mod tests {
     fn an_unknown_campaign_is_remembered_for_a_second_or_until_it_exists() {
         let mut campaigns = Campaigns::default();
         campaigns.learn_unknown(id("demo"), at(1_000));
-        assert!(matches!(
-            campaigns.recall(&id("demo"), at(2_000)),
-            Memory::Unknown
-        ));
-        assert!(matches!(
-            campaigns.recall(&id("demo"), at(2_001)),
-            Memory::Nothing
-        ));
+        assert!(matches!(campaigns.recall(&id("demo"), at(2_000)), Memory::Unknown));
+        assert!(matches!(campaigns.recall(&id("demo"), at(2_001)), Memory::Nothing));
         campaigns.learn(named("demo", 1_500));
-        assert!(matches!(
-            campaigns.recall(&id("demo"), at(1_600)),
-            Memory::Snapshot(_)
-        ));
+        assert!(matches!(campaigns.recall(&id("demo"), at(1_600)), Memory::Snapshot(_)));
     }
 
     #[test]

@@ -31,10 +31,7 @@ pub struct ConfigError {
 
 impl ConfigError {
     fn new(variable: &'static str, problem: impl Display) -> Self {
-        Self {
-            variable,
-            problem: problem.to_string(),
-        }
+        Self { variable, problem: problem.to_string() }
     }
 }
 
@@ -112,14 +109,9 @@ fn cors_origins(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<String>
 }
 
 fn is_origin(text: &str) -> bool {
-    let host = text
-        .strip_prefix("https://")
-        .or_else(|| text.strip_prefix("http://"));
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     host.is_some_and(|host| {
-        !host.is_empty()
-            && host
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte))
+        !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte))
     })
 }
 
@@ -181,11 +173,8 @@ mod tests {
 
     #[test]
     fn lists_and_flags_are_read() {
-        let config = read(&[
-            ("CORS_ORIGINS", "https://a.example, http://[::1]:3000,"),
-            ("DEMO", "1"),
-        ])
-        .unwrap();
+        let config =
+            read(&[("CORS_ORIGINS", "https://a.example, http://[::1]:3000,"), ("DEMO", "1")]).unwrap();
         assert_eq!(config.cors_origins, ["https://a.example", "http://[::1]:3000"]);
         assert!(config.demo);
         assert!(!format!("{config:?}").contains(KEY));

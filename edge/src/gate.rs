@@ -34,17 +34,11 @@ impl BodyHeaders {
     pub fn check(&self) -> Result<(), Problem> {
         let media_type = self.content_type.as_deref().unwrap_or_default().split(';').next();
         if !media_type.is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json")) {
-            return Err(Problem::new(
-                Code::UnsupportedMediaType,
-                "the body must be application/json",
-            ));
+            return Err(Problem::new(Code::UnsupportedMediaType, "the body must be application/json"));
         }
         let encoding = self.content_encoding.as_deref().unwrap_or_default().trim();
         if !(encoding.is_empty() || encoding.eq_ignore_ascii_case("identity")) {
-            return Err(Problem::new(
-                Code::UnsupportedMediaType,
-                "the body must not be compressed",
-            ));
+            return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
         }
         match self.content_length.as_deref().map(str::parse::<usize>) {
             Some(Ok(length)) if length > BODY_BYTES_MAX => Err(too_large()),
@@ -81,10 +75,8 @@ impl ClaimHead {
     /// Reads the path's campaign and the headers `Idempotency-Key` and `Claimgate-Attempt`.
     pub fn parse(campaign: &str, key: Option<&str>, attempt: Option<&str>) -> Result<Self, Problem> {
         // A header sent twice arrives joined by ", ", which is no key either.
-        let key: Option<IdempotencyKey> = key
-            .map(str::parse)
-            .transpose()
-            .map_err(|why| Problem::invalid("Idempotency-Key", why))?;
+        let key: Option<IdempotencyKey> =
+            key.map(str::parse).transpose().map_err(|why| Problem::invalid("Idempotency-Key", why))?;
         Ok(Self {
             campaign: campaign_id(campaign)?,
             is_first_try: key.is_none() || attempt == Some("1"),
@@ -133,9 +125,7 @@ fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
         (CampaignState::Paused, _) => Some(Denial::Paused),
         (_, Some(Position::After)) => Some(Denial::Ended { ends_at }),
         (CampaignState::Ended, _) => Some(Denial::Ended { ends_at: None }),
-        (_, Some(Position::Before)) => Some(Denial::NotStarted {
-            starts_at: view.window.starts_at(),
-        }),
+        (_, Some(Position::Before)) => Some(Denial::NotStarted { starts_at: view.window.starts_at() }),
         // A return puts units back at any time, so this is believed for less long than the window.
         (_, Some(Position::Inside)) if view.remaining == Some(0) && snapshot.is_fresh(now) => {
             Some(Denial::SoldOut { remaining: 0 })
@@ -189,9 +179,7 @@ pub fn own_claim(text: &str, user: &UserId) -> Result<ClaimId, Problem> {
 /// Whether `If-None-Match` names `etag`. Compared weakly, as GET is (RFC 9110, 13.1.2).
 pub fn names_etag(if_none_match: Option<&str>, etag: &str) -> bool {
     let list = if_none_match.unwrap_or_default();
-    list.split(',')
-        .map(str::trim)
-        .any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == etag)
+    list.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == etag)
 }
 
 #[cfg(test)]
@@ -263,11 +251,7 @@ mod tests {
             (SoldOut, Some(0), 15_000, Some(Code::SoldOut)),
             (SoldOut, Some(0), 25_000, Some(Code::Ended)),
         ] {
-            assert_eq!(
-                refusal(&known(state, remaining, server_ms), 1_500),
-                code,
-                "{state:?} {server_ms}"
-            );
+            assert_eq!(refusal(&known(state, remaining, server_ms), 1_500), code, "{state:?} {server_ms}");
         }
         assert_eq!(refusal(&Memory::Unknown, 1_500), Some(Code::CampaignNotFound));
         assert_eq!(refusal(&Memory::Nothing, 1_500), None);
@@ -308,13 +292,7 @@ mod tests {
     fn a_refusal_says_what_core_would_say() {
         let scheduled = known(CampaignState::Scheduled, Some(5), 5_000);
         let refused = first_try().check_known(&scheduled, at(1_500)).unwrap_err();
-        assert_eq!(
-            refused,
-            Denial::NotStarted {
-                starts_at: at(10_000)
-            }
-            .problem(3)
-        );
+        assert_eq!(refused, Denial::NotStarted { starts_at: at(10_000) }.problem(3));
         let by_hand = known(CampaignState::Ended, Some(5), 15_000);
         let refused = first_try().check_known(&by_hand, at(1_500)).unwrap_err();
         assert_eq!(refused, Denial::Ended { ends_at: None }.problem(3));
@@ -331,24 +309,13 @@ mod tests {
             headers.check().map_err(|problem| problem.code.status())
         };
         assert_eq!(check("application/json", None, None), Ok(()));
-        assert_eq!(
-            check("Application/JSON; charset=utf-8", Some("identity"), Some("4096")),
-            Ok(())
-        );
+        assert_eq!(check("Application/JSON; charset=utf-8", Some("identity"), Some("4096")), Ok(()));
         assert_eq!(check("application/json", None, Some("4097")), Err(413));
         assert_eq!(check("application/json", Some("gzip"), None), Err(415));
-        for media in [
-            "",
-            "text/plain",
-            "application/json, text/plain",
-            "application/jsonp",
-        ] {
+        for media in ["", "text/plain", "application/json, text/plain", "application/jsonp"] {
             assert_eq!(check(media, None, None), Err(415), "{media}");
         }
-        assert_eq!(
-            BodyHeaders::default().check().unwrap_err().code,
-            Code::UnsupportedMediaType
-        );
+        assert_eq!(BodyHeaders::default().check().unwrap_err().code, Code::UnsupportedMediaType);
     }
 
     #[test]
@@ -403,10 +370,7 @@ mod tests {
         ] {
             assert_eq!(ask(&header).unwrap_err().code, Code::Unauthenticated, "{header}");
         }
-        assert_eq!(
-            authenticate(None, &tokens, at(1_000)).unwrap_err().code,
-            Code::Unauthenticated
-        );
+        assert_eq!(authenticate(None, &tokens, at(1_000)).unwrap_err().code, Code::Unauthenticated);
     }
 
     #[test]

@@ -87,10 +87,8 @@ async fn route(
 /// The Worker's settings. What is wrong with them is for the log: clients learn that it does not work.
 fn config(env: &Env) -> Result<Rc<Config>, Problem> {
     let read = || Config::read(|name| env.var(name).ok().map(|value| value.to_string())).map(Rc::new);
-    CONFIG
-        .with(|config| config.get_or_init(read).clone())
-        .map_err(|error| {
-            worker::console_error!("configuration: {error}");
-            Problem::new(Code::Unavailable, "the edge is not set up")
-        })
+    CONFIG.with(|config| config.get_or_init(read).clone()).map_err(|error| {
+        worker::console_error!("configuration: {error}");
+        Problem::new(Code::Unavailable, "the edge is not set up")
+    })
 }

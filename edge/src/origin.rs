@@ -97,10 +97,7 @@ impl Call<'_> {
         let limit_ms = u32::try_from(limit_ms).unwrap_or_default();
         // Ends the reading of the body, too.
         let signal = AbortSignal::from(Timeout::timeout_with_u32(limit_ms));
-        let mut response = Fetch::Request(request)
-            .send_with_signal(&signal)
-            .await
-            .map_err(lost)?;
+        let mut response = Fetch::Request(request).send_with_signal(&signal).await.map_err(lost)?;
         let body = response.bytes().await.map_err(lost)?;
         Answer::new(response.status_code(), body, header(&response)).check()
     }
@@ -168,10 +165,7 @@ impl Answer {
         if (200..300).contains(&self.status) {
             return match serde_json::from_slice::<IgnoredAny>(&self.body) {
                 Ok(_) => Ok(self),
-                Err(error) => Err(Failure::Lost(format!(
-                    "{} with a broken body: {error}",
-                    self.status
-                ))),
+                Err(error) => Err(Failure::Lost(format!("{} with a broken body: {error}", self.status))),
             };
         }
         match serde_json::from_slice::<ProblemHead>(&self.body) {
@@ -179,10 +173,7 @@ impl Answer {
                 Err(Failure::Distrusted(problem.code))
             }
             Ok(_) => Ok(self),
-            Err(_) => Err(Failure::Lost(format!(
-                "{} that is no problem of core's",
-                self.status
-            ))),
+            Err(_) => Err(Failure::Lost(format!("{} that is no problem of core's", self.status))),
         }
     }
 
@@ -202,20 +193,13 @@ impl Answer {
 
     fn parse<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         serde_json::from_slice(&self.body).map_err(|error| {
-            Problem::new(
-                Code::Unavailable,
-                format!("core's answer was not understood: {error}"),
-            )
+            Problem::new(Code::Unavailable, format!("core's answer was not understood: {error}"))
         })
     }
 
     /// The same answer for the browser, the request's id in it being the one that was sent to core.
     pub fn into_reply(self) -> Reply {
-        let content_type = if self.status < 400 {
-            JSON
-        } else {
-            claimgate_shared::problem::PROBLEM_JSON
-        };
+        let content_type = if self.status < 400 { JSON } else { claimgate_shared::problem::PROBLEM_JSON };
         let mut reply = Reply::empty(self.status).with_body(content_type, self.body);
         if let Some(seconds) = self.retry_after {
             reply = reply.with("retry-after", seconds);
@@ -242,13 +226,9 @@ mod tests {
     #[test]
     fn cores_own_answers_pass() {
         assert!(answer(201, r#"{"claim":{}}"#).is_ok());
-        for code in [
-            Code::SoldOut,
-            Code::NotStarted,
-            Code::ClaimNotFound,
-            Code::CampaignNotReady,
-            Code::Overloaded,
-        ] {
+        for code in
+            [Code::SoldOut, Code::NotStarted, Code::ClaimNotFound, Code::CampaignNotReady, Code::Overloaded]
+        {
             assert!(answer(code.status(), &problem(code)).is_ok(), "{code:?}");
         }
     }
@@ -263,20 +243,14 @@ mod tests {
             (503, "{}"),
             (404, r#"{"code":"of something else","detail":""}"#),
         ] {
-            assert!(
-                matches!(answer(status, body), Err(Failure::Lost(_))),
-                "{status} {body}"
-            );
+            assert!(matches!(answer(status, body), Err(Failure::Lost(_))), "{status} {body}");
         }
     }
 
     #[test]
     fn cores_distrust_is_not_the_users_fault() {
         for code in [Code::Unauthenticated, Code::Forbidden] {
-            assert_eq!(
-                answer(code.status(), &problem(code)),
-                Err(Failure::Distrusted(code))
-            );
+            assert_eq!(answer(code.status(), &problem(code)), Err(Failure::Distrusted(code)));
         }
     }
 

@@ -53,10 +53,9 @@ async fn check(env: &Env, limiter: &str, key: String) -> Result<(), Problem> {
         return Ok(());
     };
     match bound.limit(key).await {
-        Ok(outcome) if !outcome.success => Err(Problem::new(
-            Code::RateLimited,
-            "too many requests: wait, then ask again",
-        )),
+        Ok(outcome) if !outcome.success => {
+            Err(Problem::new(Code::RateLimited, "too many requests: wait, then ask again"))
+        }
         Ok(_) => Ok(()),
         Err(error) => {
             worker::console_warn!("{limiter} failed, letting through: {error}");

@@ -16,10 +16,7 @@ const JSON: &str = "application/json";
 
 /// Nothing answered here is a page: nothing may be run, framed, sniffed or embedded.
 const SECURITY: [(&str, &str); 6] = [
-    (
-        "content-security-policy",
-        "default-src 'none'; frame-ancestors 'none'",
-    ),
+    ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
     ("cross-origin-resource-policy", "same-origin"),
     ("referrer-policy", "no-referrer"),
     ("strict-transport-security", "max-age=31536000"),
@@ -38,11 +35,7 @@ pub struct Reply {
 impl Reply {
     /// An answer without a body, and not to be stored unless told otherwise.
     pub fn empty(status: u16) -> Self {
-        Self {
-            status,
-            headers: vec![("cache-control", "no-store".into())],
-            body: Vec::new(),
-        }
+        Self { status, headers: vec![("cache-control", "no-store".into())], body: Vec::new() }
     }
 
     /// `value` as JSON.
@@ -86,10 +79,11 @@ impl Reply {
     /// With everything that every answer carries.
     #[must_use]
     pub fn finish(self, request_id: &str, cors: &Cors<'_>) -> Self {
-        let reply = SECURITY.iter().fold(
-            self.with(REQUEST_ID_HEADER, request_id.to_owned()),
-            |reply, (name, value)| reply.with(name, *value),
-        );
+        let reply = SECURITY
+            .iter()
+            .fold(self.with(REQUEST_ID_HEADER, request_id.to_owned()), |reply, (name, value)| {
+                reply.with(name, *value)
+            });
         cors.open(reply)
     }
 
@@ -99,14 +93,8 @@ impl Reply {
         for (name, value) in &self.headers {
             headers.set(name, value)?;
         }
-        let body = if self.body.is_empty() {
-            ResponseBody::Empty
-        } else {
-            ResponseBody::Body(self.body)
-        };
-        Ok(Response::from_body(body)?
-            .with_status(self.status)
-            .with_headers(headers))
+        let body = if self.body.is_empty() { ResponseBody::Empty } else { ResponseBody::Body(self.body) };
+        Ok(Response::from_body(body)?.with_status(self.status).with_headers(headers))
     }
 }
 
@@ -122,8 +110,7 @@ pub struct Cors<'a> {
 impl Cors<'_> {
     /// The origin that is let in.
     fn let_in(&self) -> Option<&str> {
-        self.origin
-            .filter(|origin| self.allowed.iter().any(|allowed| allowed == origin))
+        self.origin.filter(|origin| self.allowed.iter().any(|allowed| allowed == origin))
     }
 
     /// The answer to a preflight for a call that takes `methods`; `None` when nobody is let in.
@@ -194,10 +181,7 @@ mod tests {
             (Some("null"), false),
             (None, false),
         ] {
-            let cors = Cors {
-                allowed: &allowed,
-                origin,
-            };
+            let cors = Cors { allowed: &allowed, origin };
             let reply = Reply::empty(200).finish("r-1", &cors);
             let expected = origin.filter(|_| is_let_in);
             assert_eq!(header(&reply, "access-control-allow-origin"), expected);
@@ -209,10 +193,7 @@ mod tests {
 
     #[test]
     fn without_a_list_there_is_no_cors() {
-        let cors = Cors {
-            allowed: &[],
-            origin: Some("https://a.example"),
-        };
+        let cors = Cors { allowed: &[], origin: Some("https://a.example") };
         let reply = Reply::empty(200).finish("r-1", &cors);
         assert_eq!(header(&reply, "access-control-allow-origin"), None);
         assert_eq!(header(&reply, "vary"), None);

@@ -7,8 +7,9 @@ use std::str::FromStr;
 
 use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
 use futures_util::{Stream, StreamExt as _};
-use sqlx::any::AnyRow;
-use sqlx::{Any, Connection as _, QueryBuilder, Row as _, Transaction};
+use sqlx::any::{AnyArguments, AnyRow};
+use sqlx::query::Query;
+use sqlx::{Any, AssertSqlSafe, Connection as _, Row as _, Transaction};
 
 use super::campaigns::{big, unreadable, unsigned};
 use super::{Archive, ArchiveError};
@@ -17,6 +18,8 @@ use crate::ledger::scripts::Record;
 
 /// Rows written by one statement: 14 parameters each, and SQLite takes 32,766.
 const ROWS_MAX: usize = 2000;
+/// Parameters of a row.
+const COLUMNS: usize = 14;
 
 /// Why entries were not written.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +111,7 @@ impl Archive {
         let epoch = lock_campaign(&mut transaction, campaign).await?;
         let rows = newest(entries);
         for chunk in rows.chunks(ROWS_MAX) {
-            insert(campaign, epoch, chunk).build().execute(&mut *transaction).await?;
+            insert(campaign, epoch, chunk).execute(&mut *transaction).await?;
         }
         transaction.commit().await?;
         Ok(())
@@ -122,17 +125,12 @@ impl Archive {
         let mut revoked = 0;
         for row in newest(entries) {
             let mut attempt = transaction.begin().await?;
-            match insert(campaign, epoch, &[row])
-                .build()
-                .execute(&mut *attempt)
-                .await
-                .map_err(DrainError::from)
-            {
+            match insert(campaign, epoch, &[row]).execute(&mut *attempt).await.map_err(DrainError::from) {
                 Ok(_) => attempt.commit().await?,
                 Err(DrainError::Constraint(_)) => {
                     attempt.rollback().await?;
                     let unguarded = Row { total_then: None, taken_after: None, ..row };
-                    insert(campaign, u64::MAX, &[unguarded]).build().execute(&mut *transaction).await?;
+                    insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
                     revoked += 1;
                 }
                 Err(error) => return Err(error),
@@ -281,31 +279,20 @@ fn newest(entries: &[Entry]) -> Vec<Row<'_>> {
     rows
 }
 
-fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[Row<'_>]) -> QueryBuilder<Any> {
-    let mut query = QueryBuilder::new(
+/// The statement that writes `rows`. sqlx' own builder would write `?` for any database; `$n` is what both read.
+fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[Row<'_>]) -> Query<'static, Any, AnyArguments> {
+    let mut text =
         "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
-         claimed_at, expires_at, updated_at, total_then, taken_after) ",
-    );
-    query.push_values(rows, |mut row, Row { epoch, event, total_then, taken_after }| {
-        let claim = &event.claim;
-        let status = if *epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
-        row.push_bind(event.claim_id(campaign).to_string())
-            .push_bind(campaign.to_string())
-            .push_bind(event.user.to_string())
-            .push_bind(i64::from(claim.quantity))
-            .push_bind(status.as_str())
-            .push_bind(big(*epoch))
-            .push_bind(i64::from(claim.revision))
-            .push_bind(big(claim.sequence))
-            .push_bind(i64::from(claim.day))
-            .push_bind(claim.claimed_at.as_ms())
-            .push_bind(claim.expires_at.map(Timestamp::as_ms))
-            .push_bind(event.updated_at.as_ms())
-            .push_bind(total_then.map(big))
-            .push_bind(taken_after.map(big));
-    });
+                    claimed_at, expires_at, updated_at, total_then, taken_after) VALUES "
+            .to_owned();
+    for row in 0..rows.len() {
+        let places: Vec<_> = (1..=COLUMNS).map(|at| format!("${}", row * COLUMNS + at)).collect();
+        text.push_str(if row == 0 { "(" } else { ", (" });
+        text.push_str(&places.join(", "));
+        text.push(')');
+    }
     // The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
-    query.push(
+    text.push_str(
         " ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
          revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
          claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
@@ -314,7 +301,29 @@ fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[Row<'_>]) -> QueryBuild
          WHERE excluded.epoch > claims.epoch \
          OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision)",
     );
-    query
+    // Not kept prepared: there are as many texts as numbers of rows.
+    rows.iter().fold(
+        sqlx::query(AssertSqlSafe(text)).persistent(false),
+        |query, Row { epoch, event, total_then, taken_after }| {
+            let claim = &event.claim;
+            let status = if *epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
+            query
+                .bind(event.claim_id(campaign).to_string())
+                .bind(campaign.to_string())
+                .bind(event.user.to_string())
+                .bind(i64::from(claim.quantity))
+                .bind(status.as_str())
+                .bind(big(*epoch))
+                .bind(i64::from(claim.revision))
+                .bind(big(claim.sequence))
+                .bind(i64::from(claim.day))
+                .bind(claim.claimed_at.as_ms())
+                .bind(claim.expires_at.map(Timestamp::as_ms))
+                .bind(event.updated_at.as_ms())
+                .bind(total_then.map(big))
+                .bind(taken_after.map(big))
+        },
+    )
 }
 
 fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {

@@ -1,7 +1,7 @@
 //! Campaigns, for admins.
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
@@ -10,7 +10,7 @@ use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, CampaignView, ClaimStatus, Code, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::claims::{last_segment, undecided};
+use super::claims::{path_id, undecided};
 use super::exchange::{Answer, json, read_json};
 use crate::app::App;
 use crate::archive::{ArchiveError, Change, Changed, ClaimCursor, ClaimRow};
@@ -171,7 +171,7 @@ pub async fn list(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answe
 )]
 pub async fn get(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
-    json(StatusCode::OK, &view(&app, last_segment(&uri)).await?)
+    json(StatusCode::OK, &view(&app, path_id(&uri)).await?)
 }
 
 /// Changes name, window or limits.
@@ -187,7 +187,7 @@ pub async fn update(State(app): State<App>, request: Request) -> Answer {
     let (parts, body) = read_json(request).await?;
     let patch = CampaignPatch::parse(&body)?;
     let caller = app.gatekeeper.admin(&parts.headers)?;
-    let before = app.register(last_segment(&parts.uri)).await?;
+    let before = app.register(path_id(&parts.uri)).await?;
     if before.version != patch.version {
         return Err(conflict(&before).into());
     }
@@ -203,8 +203,8 @@ pub async fn update(State(app): State<App>, request: Request) -> Answer {
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn pause(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    switch(&app, &id, &headers, Switch::Paused, "pause").await
+pub async fn pause(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    switch(&app, path_id(&uri), &headers, Switch::Paused, "pause").await
 }
 
 /// Lets claims in again.
@@ -215,8 +215,8 @@ pub async fn pause(State(app): State<App>, Path(id): Path<String>, headers: Head
         (status = "default", description = "409 campaign_ended and other problems", body = ProblemFields),
     ),
 )]
-pub async fn resume(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    switch(&app, &id, &headers, Switch::On, "resume").await
+pub async fn resume(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    switch(&app, path_id(&uri), &headers, Switch::On, "resume").await
 }
 
 /// Ends a campaign for good.
@@ -227,8 +227,8 @@ pub async fn resume(State(app): State<App>, Path(id): Path<String>, headers: Hea
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn end(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
-    switch(&app, &id, &headers, Switch::Ended, "end").await
+pub async fn end(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
+    switch(&app, path_id(&uri), &headers, Switch::Ended, "end").await
 }
 
 /// Makes sure that a campaign is ready: loads it from SQL if it is not.
@@ -239,11 +239,11 @@ pub async fn end(State(app): State<App>, Path(id): Path<String>, headers: Header
         (status = "default", description = "503 campaign_not_ready while another core is at it, and other problems", body = ProblemFields),
     ),
 )]
-pub async fn warm_up(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+pub async fn warm_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
-    let known = app.known_by_text(&id).await?;
+    let known = app.known_by_text(path_id(&uri)).await?;
     match app.recovery.look_after(&known).await.map_err(|error| not_recovered(&error))? {
-        Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, &id).await?),
+        Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, path_id(&uri)).await?),
         Recovered::Elsewhere => {
             Err(Problem::new(Code::CampaignNotReady, "another core is loading it").into())
         }
@@ -258,9 +258,9 @@ pub async fn warm_up(State(app): State<App>, Path(id): Path<String>, headers: He
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn compare(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+pub async fn compare(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
-    let known = app.known_by_text(&id).await?;
+    let known = app.known_by_text(path_id(&uri)).await?;
     let compared = app.reconciler().compare(&known).await.map_err(|error| not_recovered(&error))?;
     json(StatusCode::OK, &compared)
 }
@@ -273,9 +273,9 @@ pub async fn compare(State(app): State<App>, Path(id): Path<String>, headers: He
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn repair(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Answer {
+pub async fn repair(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
-    let known = app.known_by_text(&id).await?;
+    let known = app.known_by_text(path_id(&uri)).await?;
     let repaired = app.reconciler().repair(&known).await.map_err(|error| not_recovered(&error))?;
     json(StatusCode::OK, &repaired)
 }
@@ -304,9 +304,9 @@ fn not_recovered(error: &RecoveryError) -> Problem {
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn claims(State(app): State<App>, Path(id): Path<String>, uri: Uri, headers: HeaderMap) -> Answer {
+pub async fn claims(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
-    let campaign = app.register(&id).await?;
+    let campaign = app.register(path_id(&uri)).await?;
     let query = PageQuery::parse(&uri)?;
     let after = query
         .cursor

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, request};
 use claimgate_shared::claim::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
@@ -66,7 +66,7 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
 )]
 pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
     let caller = caller(&app, &parts, &[], "")?;
-    let id: ClaimId = last_segment(&parts.uri).parse().map_err(|_| no_such_claim())?;
+    let id: ClaimId = path_id(&parts.uri).parse().map_err(|_| no_such_claim())?;
     // Missing or not yours: the same answer.
     caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
     let known = app.known(&id.campaign).await.map_err(|problem| match problem.code {
@@ -98,8 +98,8 @@ pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
         (status = "default", description = "409 claim_expired, claim_returned and other problems", body = ProblemFields),
     ),
 )]
-pub async fn confirm(State(app): State<App>, Path(id): Path<String>, parts: request::Parts) -> Answer {
-    let claim = settle(&app, &id, &parts, Settlement::Confirm).await?;
+pub async fn confirm(State(app): State<App>, parts: request::Parts) -> Answer {
+    let claim = settle(&app, &parts, Settlement::Confirm).await?;
     match claim.status {
         ClaimStatus::Expired => Err(stands_in_the_way(Code::ClaimExpired, claim)),
         ClaimStatus::Returned => Err(stands_in_the_way(Code::ClaimReturned, claim)),
@@ -117,24 +117,19 @@ pub async fn confirm(State(app): State<App>, Path(id): Path<String>, parts: requ
         (status = "default", description = "404 and other problems", body = ProblemFields),
     ),
 )]
-pub async fn give_back(State(app): State<App>, Path(id): Path<String>, parts: request::Parts) -> Answer {
-    let claim = settle(&app, &id, &parts, Settlement::Return).await?;
+pub async fn give_back(State(app): State<App>, parts: request::Parts) -> Answer {
+    let claim = settle(&app, &parts, Settlement::Return).await?;
     match claim.status {
         ClaimStatus::Revoked => Err(stands_in_the_way(Code::ClaimRevoked, claim)),
         _ => json(StatusCode::OK, &ClaimLookup { claim }),
     }
 }
 
-async fn settle(
-    app: &App,
-    id: &str,
-    parts: &request::Parts,
-    settlement: Settlement,
-) -> Result<Claim, Problem> {
+async fn settle(app: &App, parts: &request::Parts, settlement: Settlement) -> Result<Claim, Problem> {
     if let Caller::Edge(_) = caller(app, parts, &[], "")? {
         return Err(Problem::new(Code::Forbidden, "the edge may only claim and read"));
     }
-    let id: ClaimId = id.parse().map_err(|_| no_such_claim())?;
+    let id: ClaimId = path_id(&parts.uri).parse().map_err(|_| no_such_claim())?;
     let known = app.known_for_claim(&id).await?;
     if known.campaign().archived.is_some() {
         // What SQL answers for cannot be changed there: the campaign comes back to Redis for it, and leaves again.
@@ -175,7 +170,7 @@ fn stands_in_the_way(code: Code, claim: Claim) -> Refused {
 )]
 pub async fn campaign(State(app): State<App>, parts: request::Parts) -> Answer {
     caller(&app, &parts, &[], "")?;
-    let known = app.known_by_text(last_segment(&parts.uri)).await?;
+    let known = app.known_by_text(path_id(&parts.uri)).await?;
     let (counters, _) = app.find(&known, None).await.map_err(|error| undecided(&error))?;
     let campaign = app.at_least(&known, counters.version).await?;
     json(StatusCode::OK, &campaign.view(counters.taken, counters.now))
@@ -197,9 +192,10 @@ fn caller(app: &App, parts: &request::Parts, body: &[u8], idempotency_key: &str)
     app.gatekeeper.caller(&parts.headers, signed)
 }
 
-/// The id in a path, as sent: no id has characters that need decoding, so what has them is no id.
-pub(super) fn last_segment(uri: &Uri) -> &str {
-    uri.path().rsplit('/').next().unwrap_or_default()
+/// The id in a path, as sent: no id has characters that need decoding, so what has them is no id. It stands in the
+/// same place in every route.
+pub(super) fn path_id(uri: &Uri) -> &str {
+    uri.path().split('/').nth(4).unwrap_or_default()
 }
 
 fn standing(id: ClaimId, record: &Record, persisted: Option<bool>) -> Result<Claim, Problem> {

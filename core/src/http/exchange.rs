@@ -97,10 +97,6 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
         response = Refused(Problem::new(Code::MethodNotAllowed, "see Allow")).into_response();
         *response.headers_mut() = allow;
     }
-    // What axum itself refuses: a path that does not decode.
-    if response.status() == StatusCode::BAD_REQUEST && response.extensions().get::<Problem>().is_none() {
-        response = Refused(Problem::invalid("path", "does not decode")).into_response();
-    }
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
     }

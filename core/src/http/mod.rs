@@ -101,6 +101,8 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     let server = Arc::new({
         let mut server = hyper::server::conn::http1::Builder::new();
         server
+            // A client that has closed its side after sending still has its claim decided.
+            .half_close(true)
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_WAIT)
             .max_buf_size(HEAD_BYTES_MAX)

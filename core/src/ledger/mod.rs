@@ -233,7 +233,10 @@ impl Ledger {
     ) -> Result<Value, LedgerError> {
         let first = self.try_call(known, script, &arguments).await;
         match first {
-            Err(LedgerError::Unavailable(error)) if error.is_connection_dropped() => {
+            // Scripts may be lost again between their being loaded and called: nothing was done then.
+            Err(LedgerError::Unavailable(error))
+                if error.is_connection_dropped() || error.code() == Some("NOSCRIPT") =>
+            {
                 self.try_call(known, script, &arguments).await
             }
             first => first,

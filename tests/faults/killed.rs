@@ -1,0 +1,82 @@
+//! Core killed at the places that matter: before SQL has heard, after SQL has committed, after the outbox was told.
+
+use redis::Script;
+use support::checker::{Checker, Expect};
+use support::proxy::Cut;
+use support::storm::Seen;
+
+use crate::stage::{ROOMY, Stage};
+use crate::tally::Row;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_killed_before_sql() {
+    let row = Row::begin("core killed before SQL");
+    let mut stage = Stage::embedded().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..10).await;
+    stage.drained("demo").await;
+    let held = stage.sql.hold().await;
+    checker.win(&stage.core, 10..40).await;
+    assert_eq!(stage.sql.claims("demo").await.len(), 10, "SQL was to be held up");
+    row.kill();
+    stage.core.kill();
+    held.release().await;
+    stage.core = stage.core.restart().await;
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+/// The hash by which core calls `ack.lua`: how the proxy tells that call from others.
+fn ack_hash() -> String {
+    Script::new(include_str!("../../lua/ack.lua")).get_hash().to_owned()
+}
+
+/// Cuts the call by which core takes committed entries off the outbox, and kills core there.
+async fn killed_at_the_acknowledgement(row: Row, cut: Cut, left_in_the_outbox: bool) {
+    let mut stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..10).await;
+    stage.drained("demo").await;
+    stage.proxy().cut(cut, &ack_hash(), usize::MAX);
+    let claims = checker.win(&stage.core, 10..40);
+    let (_, ()) = tokio::join!(stage.proxy().until_sprung(1), claims);
+    let committed = stage.sql.claims("demo").await.len();
+    assert!(committed > 10, "the cut comes after SQL's commit, not before: {committed}");
+    row.kill();
+    stage.core.kill();
+    let entries = stage.redis().await.outbox_entries("demo").await;
+    assert!(entries > 1 || !left_in_the_outbox, "committed, not taken off: {entries} entries");
+    stage.proxy().mend();
+    stage.core = stage.core.restart().await;
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_killed_after_commit() {
+    let row = Row::begin("core killed after SQL's commit, before XACK");
+    killed_at_the_acknowledgement(row, Cut::BeforeRequest, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_killed_after_xack() {
+    let row = Row::begin("core killed after XACK, before it knows");
+    killed_at_the_acknowledgement(row, Cut::AfterRequest, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_killed_over_and_over() {
+    let row = Row::begin("core killed over and over");
+    let mut stage = Stage::external().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    for round in 0..5 {
+        // Asked all at once, so that the kill comes in between.
+        let asked = (round * 50..round * 50 + 50).map(|user| {
+            let (checker, core) = (&checker, &stage.core);
+            async move { checker.claim(core, &format!("u{user}"), "k").await }
+        });
+        let asked = futures_util::future::join_all(asked).await;
+        assert!(asked.iter().any(|seen| matches!(seen, Seen::Claimed { .. })), "{asked:?}");
+        row.kill();
+        stage.replace_core().await;
+    }
+    stage.judge(row, &checker, Expect::default()).await;
+}

@@ -1,0 +1,129 @@
+//! Lost, late and broken replies, at every place where a connection to Redis can be cut; and callers who hang up.
+
+use std::time::Duration;
+
+use support::ask::claim_body;
+use support::checker::{Checker, Expect};
+use support::process::{Signal, signal_pid};
+use support::proxy::Cut;
+use support::raw::{Raw, claim_request};
+use support::storm::Seen;
+use support::wait::holds;
+use support::{SOON, eventually};
+use tokio::time::sleep;
+
+use crate::stage::{ROOMY, Stage};
+use crate::tally::Row;
+
+/// Cuts the calls of one user after another at one place, `times` each, and asks until there is an outcome.
+async fn cut_at(row: Row, cut: Cut, times: usize) {
+    let stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    for at in 0..5 {
+        let user = format!("victim-{at}");
+        stage.proxy().cut(cut, &user, times);
+        eventually(SOON, || async {
+            let seen = checker.claim(&stage.core, &user, "k").await;
+            holds(matches!(seen, Seen::Claimed { .. }), || format!("{user}: {seen:?}"))
+        })
+        .await;
+        row.fault();
+    }
+    assert!(stage.proxy().sprung() >= 5, "only {} calls were cut", stage.proxy().sprung());
+    stage.proxy().mend();
+    let rows = stage.sql.claims("demo").await;
+    assert!(rows.len() <= 5, "five asked, and there are {rows:?}");
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_before_the_request() {
+    cut_at(Row::begin("cut before the request"), Cut::BeforeRequest, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_after_the_request() {
+    cut_at(Row::begin("cut after the request"), Cut::AfterRequest, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_mid_reply() {
+    cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reset() {
+    cut_at(Row::begin("connection reset"), Cut::Reset, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_single_lost_reply_is_found_again_by_core_itself() {
+    let row = Row::begin("one reply lost: core asks again");
+    let stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    for (at, cut) in [Cut::BeforeRequest, Cut::AfterRequest, Cut::MidReply, Cut::Reset].into_iter().enumerate() {
+        let user = format!("victim-{at}");
+        stage.proxy().cut(cut, &user, 1);
+        let seen = checker.claim(&stage.core, &user, "k").await;
+        assert!(matches!(seen, Seen::Claimed { .. }), "{cut:?}: {seen:?}");
+        row.fault();
+    }
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delay_beyond_the_deadline() {
+    let row = Row::begin("replies later than the deadline");
+    let stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    for at in 0..2 {
+        let user = format!("victim-{at}");
+        stage.proxy().cut(Cut::Delay(Duration::from_secs(3)), &user, 1);
+        assert_eq!(checker.claim(&stage.core, &user, "k").await, Seen::Unknown);
+        row.fault();
+    }
+    stage.proxy().mend();
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_swallowed() {
+    let row = Row::begin("requests swallowed by the network");
+    let stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    stage.proxy().cut(Cut::Swallow, "victim", 2);
+    assert_eq!(checker.claim(&stage.core, "victim", "k").await, Seen::Unknown);
+    row.fault();
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_gone() {
+    let row = Row::begin("client gone");
+    let stage = Stage::embedded().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..1).await;
+    let pid = stage.core.redis_pid().await;
+    // Redis is stopped so that nobody can be answered before having gone.
+    signal_pid(pid, Signal::STOP);
+    for at in 0..20 {
+        let mut raw = Raw::connect(stage.core.listen()).await;
+        let body = claim_body("demo", &format!("gone-{at}"), "k", 1).to_string();
+        assert!(raw.send(claim_request(&body)).await);
+        row.fault();
+        sleep(Duration::from_millis(10)).await;
+    }
+    sleep(Duration::from_millis(100)).await;
+    signal_pid(pid, Signal::CONT);
+    // With nobody's help: the retry comes only after that.
+    eventually(SOON, || async {
+        let rows = stage.sql.claims("demo").await;
+        holds(rows.len() == 21, || format!("{} claims in SQL", rows.len()))
+    })
+    .await;
+    for at in 0..20 {
+        let seen = checker.claim(&stage.core, &format!("gone-{at}"), "k").await;
+        assert!(matches!(seen, Seen::Claimed { replayed: true, .. }), "{seen:?}");
+    }
+    stage.judge(row, &checker, Expect::default()).await;
+}

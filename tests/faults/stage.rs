@@ -1,0 +1,172 @@
+//! What a test stands on: cores, the Redis and the SQL under them, and who judges.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::checker::{Checker, Expect, Limits};
+use support::postgres::Postgres;
+use support::proxy::Proxy;
+use support::sql::Sql;
+use support::{Core, CoreOptions, RedisServer, RedisView};
+
+use crate::tally::Row;
+
+/// Processes that belong together. Cores end before what they stand on.
+#[derive(Debug)]
+pub struct Stage {
+    pub core: Core,
+    pub others: Vec<Core>,
+    pub proxy: Option<Proxy>,
+    pub server: Option<RedisServer>,
+    pub postgres: Option<Postgres>,
+    pub sql: Sql,
+}
+
+/// Limits that no test here reaches unless it wants to.
+pub const ROOMY: Limits = Limits { total: Some(100_000), per_user: Some(5_000), per_user_per_day: Some(5_000) };
+
+impl Stage {
+    /// One core with all its own: embedded Redis, SQLite.
+    pub async fn embedded() -> Self {
+        Self::embedded_with(CoreOptions::default()).await
+    }
+
+    /// The same, with options.
+    pub async fn embedded_with(options: CoreOptions) -> Self {
+        let core = options.start().await;
+        let sql = Sql::in_folder(&core.data_dir());
+        Self { core, others: vec![], proxy: None, server: None, postgres: None, sql }
+    }
+
+    /// One core on a Redis of the test's, SQLite.
+    pub async fn external() -> Self {
+        Self::on(RedisServer::start().await, CoreOptions::default()).await
+    }
+
+    /// One core on `server`, SQLite.
+    pub async fn on(server: RedisServer, options: CoreOptions) -> Self {
+        let core = options.with("CLAIMGATE_REDIS_URL", server.url()).start().await;
+        let sql = Sql::in_folder(&core.data_dir());
+        Self { core, others: vec![], proxy: None, server: Some(server), postgres: None, sql }
+    }
+
+    /// One core that reaches its Redis through a proxy, SQLite.
+    pub async fn proxied() -> Self {
+        let server = RedisServer::start().await;
+        let proxy = Proxy::start(socket(&server)).await;
+        let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", proxy.url()).start().await;
+        let sql = Sql::in_folder(&core.data_dir());
+        Self { core, others: vec![], proxy: Some(proxy), server: Some(server), postgres: None, sql }
+    }
+
+    /// One core with an embedded Redis or one of the test's, on PostgreSQL; `Err` where there is none.
+    pub async fn on_postgres(embedded: bool) -> Result<Self, String> {
+        let postgres = Postgres::start().await?;
+        let url = postgres.database("register").await;
+        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
+        let server = if embedded { None } else { Some(RedisServer::start().await) };
+        if let Some(server) = &server {
+            options = options.with("CLAIMGATE_REDIS_URL", server.url());
+        }
+        let core = options.start().await;
+        Ok(Self { core, others: vec![], proxy: None, server, postgres: Some(postgres), sql: Sql::open(&url) })
+    }
+
+    /// Two cores on one Redis and one PostgreSQL; the first reaches Redis through a proxy. `Err` where there is none.
+    pub async fn two_cores() -> Result<Self, String> {
+        let postgres = Postgres::start().await?;
+        let url = postgres.database("register").await;
+        let server = RedisServer::start().await;
+        let proxy = Proxy::start(socket(&server)).await;
+        let start = |redis: String| {
+            let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
+            options.with("CLAIMGATE_REDIS_URL", redis).start()
+        };
+        let core = start(proxy.url()).await;
+        let others = vec![start(server.url()).await];
+        let (proxy, server, postgres) = (Some(proxy), Some(server), Some(postgres));
+        Ok(Self { core, others, proxy, server, postgres, sql: Sql::open(&url) })
+    }
+
+    /// The Redis under the cores, past them.
+    pub async fn redis(&self) -> RedisView {
+        match &self.server {
+            Some(server) => server.view().await,
+            None => self.core.redis().await,
+        }
+    }
+
+    /// The test's Redis.
+    pub fn server(&mut self) -> &mut RedisServer {
+        self.server.as_mut().expect("a Redis of the test's")
+    }
+
+    /// The proxy before the first core's Redis.
+    pub fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("a proxy")
+    }
+
+    /// The private PostgreSQL.
+    pub fn postgres(&mut self) -> &mut Postgres {
+        self.postgres.as_mut().expect("a PostgreSQL")
+    }
+
+    /// The second core.
+    pub fn other(&self) -> &Core {
+        self.others.first().expect("a second core")
+    }
+
+    /// `kill -9` of the first core, and another in its place.
+    pub async fn replace_core(&mut self) {
+        self.core.kill();
+        self.core = self.core.restart().await;
+    }
+
+    /// Before the judge, all of it; then the row is survived.
+    pub async fn judge(&self, row: Row, checker: &Checker, expect: Expect<'_>) {
+        let cores: Vec<&Core> = std::iter::once(&self.core).chain(&self.others).collect();
+        let verdict = checker.judge(&cores, &self.sql, &self.redis().await, expect).await;
+        row.survived(checker.asked(), verdict);
+    }
+
+    /// Waits until SQL has heard of everything in the outbox.
+    pub async fn drained(&self, campaign: &str) {
+        let redis = self.redis().await;
+        support::eventually(support::SOON, || async {
+            let entries = redis.outbox_entries(campaign).await;
+            support::wait::holds(entries == 1, || format!("{entries} entries in the outbox"))
+        })
+        .await;
+    }
+
+    /// The campaign's reconciliation, as the first core tells it.
+    pub async fn reconciliation(&self, campaign: &str) -> Value {
+        let path = format!("/admin/v1/campaigns/{campaign}/reconciliation");
+        self.core.admin_get(&path).await.expect(200).json()
+    }
+}
+
+/// Where `server` listens.
+pub fn socket(server: &RedisServer) -> PathBuf {
+    PathBuf::from(server.url().trim_start_matches("unix://"))
+}
+
+/// Runs `work` again and again, `pause` between, for as long as `other` takes; what `other` came to.
+pub async fn meanwhile<T, F: Future<Output = ()>>(
+    pause: Duration,
+    mut work: impl FnMut(usize) -> F,
+    other: impl Future<Output = T>,
+) -> T {
+    let again = async {
+        for at in 0.. {
+            work(at).await;
+            tokio::time::sleep(pause).await;
+        }
+    };
+    tokio::select! {
+        done = other => done,
+        () = again => unreachable!("it never ends"),
+    }
+}

@@ -1,0 +1,73 @@
+//! Random operations against a plain reference model and the real thing: the same answers, the same state.
+//!
+//! `SEED=n` plays one run again, `OPERATIONS=n` sets how long it is.
+
+// Test code throughout, also in functions that are not tests themselves.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
+#![allow(missing_docs)] // a binary of tests: nobody reads its documentation but beside the code
+
+#[path = "model/chance.rs"]
+mod chance;
+#[path = "model/compare.rs"]
+mod compare;
+#[path = "model/frozen_clock.rs"]
+mod frozen_clock;
+#[path = "model/game.rs"]
+mod game;
+#[path = "model/operations.rs"]
+mod operations;
+#[path = "model/reference.rs"]
+mod reference;
+#[path = "model/seeds.rs"]
+mod seeds;
+#[path = "model/system.rs"]
+mod system;
+#[path = "model/words.rs"]
+mod words;
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use game::Tally;
+
+/// Operations on one campaign; then comes another one, under the next seed.
+const ONE_GAME: u64 = 2500;
+const OPERATIONS: u64 = 100_000;
+
+/// One thread: claims asked for together reach the gate in their order.
+#[tokio::test(flavor = "current_thread")]
+async fn the_system_does_what_the_model_says() {
+    let (seed, operations) =
+        (number("SEED").unwrap_or_else(any_seed), number("OPERATIONS").unwrap_or(OPERATIONS));
+    println!("the model: SEED={seed} OPERATIONS={operations}");
+    let (started, mut tally, mut games) = (Instant::now(), Tally::default(), 0);
+    while tally.operations < operations {
+        let length = ONE_GAME.min(operations - tally.operations);
+        match game::play(seed + games, length).await {
+            Ok(played) => tally.add(played),
+            Err(failed) => panic!("{failed}"),
+        }
+        games += 1;
+    }
+    println!("{games} campaigns in {:?}: {tally:?}", started.elapsed());
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn seeds_that_failed_once() {
+    for (seed, operations, name) in seeds::SEEDS {
+        println!("{name}: SEED={seed} OPERATIONS={operations}");
+        if let Err(failed) = game::play(seed, operations).await {
+            panic!("{name}: {failed}");
+        }
+    }
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a whole number, not {text:?}")))
+}
+
+/// From the clock; short enough to be typed.
+fn any_seed() -> u64 {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since_1970.as_millis().try_into().unwrap_or(1)
+}

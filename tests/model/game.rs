@@ -1,0 +1,351 @@
+//! One campaign, played on the model and on the system at once; whatever differs ends the game.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::{self, Debug};
+use std::ops::RangeInclusive;
+
+use claimgate_core::recovery::Recovered;
+
+use super::chance::Chance;
+use super::compare;
+use super::operations::{Ask, Operation, Table};
+use super::reference::{Answer, Id, Model};
+use super::system::{System, model_id};
+
+/// Operations told of when a game fails.
+const TOLD_MAX: usize = 20;
+
+/// What games have been through.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Tally {
+    pub operations: u64,
+    pub granted: u64,
+    pub refused: u64,
+    pub replayed: u64,
+    pub settled: u64,
+    pub drains: u64,
+    pub restarts: u64,
+    pub crashes_in_flight: u64,
+    pub loads: u64,
+    pub compared: u64,
+}
+
+impl Tally {
+    /// Adds another game's.
+    pub fn add(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.granted += other.granted;
+        self.refused += other.refused;
+        self.replayed += other.replayed;
+        self.settled += other.settled;
+        self.drains += other.drains;
+        self.restarts += other.restarts;
+        self.crashes_in_flight += other.crashes_in_flight;
+        self.loads += other.loads;
+        self.compared += other.compared;
+    }
+}
+
+/// One campaign being played.
+struct Game {
+    chance: Chance,
+    table: Table,
+    model: Model,
+    system: System,
+    /// What SQL holds; exact unless a drain was cut off since.
+    kept: Model,
+    kept_exactly: bool,
+    /// The highest sequence that this core has been told.
+    seen: u64,
+    /// The last sequence when Redis was copied.
+    copied_at: Option<u64>,
+    tally: Tally,
+    told: VecDeque<String>,
+}
+
+/// Plays the campaign of `seed` for so many operations; `Err` says what differed, and after what.
+pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
+    let mut chance = Chance::of(seed);
+    let (table, rules) = Table::lay(&mut chance);
+    let system = System::start(&rules, table.begins_at).await;
+    let model = Model::new(rules);
+    let mut game = Game {
+        chance,
+        table,
+        kept: model.clone(),
+        kept_exactly: true,
+        model,
+        system,
+        seen: 0,
+        copied_at: None,
+        tally: Tally::default(),
+        told: VecDeque::new(),
+    };
+    while game.tally.operations < operations {
+        game.turn().await.map_err(|error| game.failed(seed, &error))?;
+    }
+    game.drain().await.map_err(|error| game.failed(seed, &error))?;
+    Ok(game.tally)
+}
+
+impl Game {
+    async fn turn(&mut self) -> Result<(), String> {
+        let now = self.system.clock.now_ms();
+        let operation = self.table.next(&mut self.chance, now, &self.model);
+        self.tell(&operation);
+        self.tally.operations += operation.weight();
+        match operation {
+            Operation::Claims(asks) => self.claims(&asks).await,
+            Operation::ClaimsInCrash(asks, yields) => self.claims_in_crash(&asks, yields).await,
+            Operation::Settle(ask, settlement) => {
+                self.tally.settled += 1;
+                let expected = self.model.settle(now, &model_id(&ask), settlement);
+                same(&expected, &self.system.settle(&ask, settlement).await?)
+            }
+            Operation::LookUp(ask) => self.look_up(&ask).await,
+            Operation::Clock(to) => {
+                self.system.clock.set_ms(to);
+                Ok(())
+            }
+            Operation::Change(rules) => {
+                self.model.rules = rules;
+                self.system.change(&self.model.rules).await
+            }
+            Operation::Sweep => self.sweep(Recovered::Ready).await,
+            Operation::Drain => self.drain().await,
+            Operation::DrainCut(looks) => {
+                self.sweep(Recovered::Ready).await?;
+                self.kept_exactly = false;
+                self.system.drain_cut(looks).await
+            }
+            Operation::RestartRedis => {
+                self.tally.restarts += 1;
+                self.system.restart_redis().await;
+                Ok(())
+            }
+            Operation::RestartCore => {
+                self.tally.restarts += 1;
+                self.system.restart_core().await;
+                self.seen = last_sequence(&self.kept);
+                Ok(())
+            }
+            Operation::LoseKeys(mask) => self.lose_keys(mask).await,
+            Operation::Starve(asks, drains) => self.starve(&asks, drains).await,
+            Operation::Copy => {
+                self.copied_at = Some(self.model.sequence);
+                self.system.copy().await;
+                Ok(())
+            }
+            Operation::Stale => self.stale().await,
+            Operation::Compare => self.compare().await,
+        }
+    }
+
+    async fn claims(&mut self, asks: &[Ask]) -> Result<(), String> {
+        let expected = self.model.claim_all(self.system.clock.now_ms(), &listed(asks));
+        let answers = self.system.claims(asks).await?;
+        self.take_note(asks, &expected);
+        same_each(&expected, &answers)
+    }
+
+    /// Redis died while claims were under way: they were decided all or none, and whoever asks again finds out which.
+    async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<(), String> {
+        self.tally.crashes_in_flight += 1;
+        let (now, listed) = (self.system.clock.now_ms(), listed(asks));
+        let first = self.system.claims_in_crash(asks, yields).await;
+        let undecided = self.model.clone();
+        let expected = self.model.claim_all(now, &listed);
+        if let Ok(answers) = &first
+            && answers == &expected
+        {
+            self.take_note(asks, &expected);
+        }
+        let again = self.model.claim_all(now, &listed);
+        let answers = self.ask_until_decided(asks).await?;
+        if answers == again {
+            self.take_note(asks, &again);
+            return Ok(());
+        }
+        if first.is_ok() {
+            return same_each(&again, &answers);
+        }
+        self.model = undecided;
+        let expected = self.model.claim_all(now, &listed);
+        self.take_note(asks, &expected);
+        same_each(&expected, &answers)
+    }
+
+    async fn ask_until_decided(&self, asks: &[Ask]) -> Result<Vec<Answer>, String> {
+        let started = tokio::time::Instant::now();
+        loop {
+            match self.system.claims(asks).await {
+                Err(error) if started.elapsed() > support::SOON => return Err(error),
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(5)).await,
+                decided => return decided,
+            }
+        }
+    }
+
+    fn take_note(&mut self, asks: &[Ask], answers: &[Answer]) {
+        for (ask, answer) in asks.iter().zip(answers) {
+            match answer {
+                Answer::Taken(view, _) => {
+                    self.tally.granted += 1;
+                    self.seen = self.seen.max(view.sequence);
+                    self.table.granted(ask.clone());
+                }
+                Answer::Replayed(view, _) => {
+                    self.tally.replayed += 1;
+                    self.seen = self.seen.max(view.sequence);
+                }
+                Answer::Refused { .. } => self.tally.refused += 1,
+            }
+        }
+    }
+
+    async fn look_up(&mut self, ask: &Ask) -> Result<(), String> {
+        let (counters, view) = self.system.look_up(ask).await?;
+        let found = (counters.now.as_ms(), counters.version, counters.taken, counters.sequence, view);
+        let model = &self.model;
+        let expected = model.claims.get(&model_id(ask)).map(|claim| claim.view);
+        let now = self.system.clock.now_ms();
+        same(&(now, model.rules.version, model.taken, model.sequence, expected), &found)
+    }
+
+    async fn sweep(&mut self, expected: Recovered) -> Result<(), String> {
+        let now = self.system.clock.now_ms();
+        if self.model.rules.hold_ms.is_some() {
+            while self.model.expire(now) > 0 {}
+        }
+        same(&expected, &self.system.look_after().await?)
+    }
+
+    async fn drain(&mut self) -> Result<(), String> {
+        self.tally.drains += 1;
+        self.sweep(Recovered::Ready).await?;
+        self.system.drain().await?;
+        self.kept = self.model.clone();
+        self.kept_exactly = true;
+        let (rows, taken) = self.system.rows().await;
+        compare::register(&self.model, &rows, taken)?;
+        self.compare().await
+    }
+
+    async fn compare(&mut self) -> Result<(), String> {
+        self.tally.compared += 1;
+        compare::redis(&self.model, &self.system.redis().await).await
+    }
+
+    /// Keys vanish. With the outbox goes what SQL has not heard yet; all else comes back from SQL.
+    async fn lose_keys(&mut self, mask: u8) -> Result<(), String> {
+        if !self.kept_exactly {
+            self.drain().await?;
+        }
+        self.tally.loads += 1;
+        let before = self.model.sequence;
+        if self.system.lose_keys(mask).await {
+            self.model.lose(&self.kept);
+        }
+        // Before the load, what is left of the outbox goes to SQL; holds that are due come back only after it.
+        self.kept = self.model.clone();
+        // What was copied may be of a time that has never been.
+        self.copied_at = None;
+        self.loaded(last_sequence(&self.kept).max(self.seen)..=before).await
+    }
+
+    /// Redis comes back as it was a while ago. What SQL has heard since then tells.
+    async fn stale(&mut self) -> Result<(), String> {
+        // A copy that lacks no grant cannot be told from the real thing: nothing is promised then.
+        let Some(_) = self.copied_at.take_if(|at| *at < last_sequence(&self.model)) else { return Ok(()) };
+        self.drain().await?;
+        self.tally.loads += 1;
+        self.system.restart_redis_on_copy().await;
+        self.loaded(last_sequence(&self.kept).max(self.seen)..=self.model.sequence).await
+    }
+
+    /// Redis has lost something: nothing is decided until all has been loaded from SQL.
+    async fn loaded(&mut self, sequences: RangeInclusive<u64>) -> Result<(), String> {
+        let refused = self.system.claims(&[Ask::probe()]).await;
+        if !matches!(&refused, Err(why) if why.starts_with("campaign not ready")) {
+            return Err(format!("when Redis had lost something, a claim was answered {refused:?}"));
+        }
+        let rows = u64::try_from(self.model.claims.len()).expect("a count");
+        self.sweep(Recovered::Loaded(rows)).await?;
+        let (counters, _) = self.system.look_up(&Ask::probe()).await?;
+        if !sequences.contains(&counters.sequence) {
+            return Err(format!("sequences go on from {}, not from {sequences:?}", counters.sequence));
+        }
+        (self.model.sequence, self.kept.sequence) = (counters.sequence, counters.sequence);
+        self.compare().await
+    }
+
+    /// Out of memory, Redis refuses before it writes anything, and the drain goes on all the same.
+    async fn starve(&mut self, asks: &[Ask], drains: bool) -> Result<(), String> {
+        self.sweep(Recovered::Ready).await?;
+        self.system.starve(true).await;
+        let refused = self.system.claims(asks).await;
+        let drained = if drains { self.system.drain_starved().await } else { Ok(()) };
+        self.system.starve(false).await;
+        if !matches!(&refused, Err(why) if why.contains("out of memory")) {
+            return Err(format!("without memory, a claim was answered {refused:?}"));
+        }
+        drained?;
+        self.drain().await
+    }
+
+    fn tell(&mut self, operation: &Operation) {
+        let number = self.tally.operations;
+        let now = self.system.clock.now_ms();
+        self.told.push_back(format!("{number} at {now}: {}", Short(operation)));
+        if self.told.len() > TOLD_MAX {
+            self.told.pop_front();
+        }
+    }
+
+    fn failed(&self, seed: u64, error: &str) -> String {
+        let told: Vec<_> = self.told.iter().map(String::as_str).collect();
+        format!(
+            "SEED={seed} fails at operation {}:\n{error}\nThe rules then: {:?}\nThe last operations:\n{}",
+            self.tally.operations,
+            self.model.rules,
+            told.join("\n")
+        )
+    }
+}
+
+/// The last sequence that a model's claims have: all that SQL can know of.
+fn last_sequence(model: &Model) -> u64 {
+    model.claims.values().map(|claim| claim.view.sequence).max().unwrap_or(0)
+}
+
+/// An operation on one line of bounded length.
+struct Short<'a>(&'a Operation);
+
+impl fmt::Display for Short<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = format!("{:?}", self.0);
+        let text =
+            text.replace("Ask { user: ", "").replace("key: ", "").replace("quantity: ", "×").replace('"', "");
+        write!(f, "{}", text.chars().take(1500).collect::<String>())
+    }
+}
+
+fn listed(asks: &[Ask]) -> Vec<(Id, u32)> {
+    asks.iter().map(|ask| (model_id(ask), ask.quantity)).collect()
+}
+
+fn same_each(expected: &[Answer], found: &[Answer]) -> Result<(), String> {
+    let differ: BTreeMap<_, _> =
+        expected.iter().zip(found).enumerate().filter(|(_, (a, b))| a != b).collect();
+    match differ.first_key_value() {
+        None => same(&expected.len(), &found.len()),
+        Some((at, (expected, found))) => {
+            Err(format!("claim {at} of the list: expected {expected:?}\nfound {found:?}"))
+        }
+    }
+}
+
+/// `Err` when what was found is not what was expected.
+pub fn same<T: PartialEq + Debug>(expected: &T, found: &T) -> Result<(), String> {
+    if expected == found { Ok(()) } else { Err(format!("expected {expected:?}\nfound    {found:?}")) }
+}

@@ -1,0 +1,307 @@
+//! What a campaign makes of its claims, written down without Redis, SQL, keys or layouts: the specification that the
+//! system is compared with. Times are milliseconds since 1970, days are days since 1970.
+//!
+//! Nothing is counted that can be looked up: what a user has taken is summed over the claims each time.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::civil::{Date, date};
+use jiff::tz::TimeZone;
+use jiff::{Span, Timestamp};
+
+/// A claim's user, and the part of the claim's id that tells this user's claims apart.
+pub type Id = (String, [u8; 16]);
+
+/// Holds given back before one list of claims is judged; while more are due, no limit refuses.
+pub const DUE_MAX: usize = 256;
+
+/// Where a claim stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Status {
+    Granted,
+    Held,
+    Returned,
+    Expired,
+}
+
+/// What an admin has set by hand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    On,
+    Paused,
+    Ended,
+}
+
+/// What an owner of a claim asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    Confirm,
+    Return,
+}
+
+/// How much may be claimed; `None` is unlimited.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub total: Option<u32>,
+    pub per_user: Option<u32>,
+    pub per_user_per_day: Option<u32>,
+    pub per_claim: Option<u32>,
+}
+
+/// The rules that a version of a campaign has.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rules {
+    pub limits: Limits,
+    pub starts_at: i64,
+    pub ends_at: Option<i64>,
+    pub switch: Switch,
+    pub version: u64,
+    /// Never change.
+    pub zone: TimeZone,
+    pub hold_ms: Option<i64>,
+}
+
+/// A claim as its owner sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    pub quantity: u32,
+    pub status: Status,
+    pub sequence: u64,
+    pub claimed_at: i64,
+    pub expires_at: Option<i64>,
+}
+
+/// A claim as the register keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    pub view: View,
+    /// The day it counts on.
+    pub day: i64,
+    pub revision: u8,
+    pub updated_at: i64,
+}
+
+/// The answer to a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    Taken(View, Left),
+    Replayed(View, Left),
+    Refused {
+        code: &'static str,
+        /// What the named limit still allows this user.
+        remaining: Option<u32>,
+        /// When the window opens or has closed, or the next day begins.
+        at: Option<i64>,
+        version: u64,
+    },
+}
+
+/// What an answer to a claim that stands says of the campaign.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    pub remaining: Option<u32>,
+    pub version: u64,
+}
+
+const LIMIT_CODES: [&str; 3] = ["user_daily_limit_reached", "user_limit_reached", "sold_out"];
+
+/// A campaign and its claims.
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub rules: Rules,
+    pub claims: BTreeMap<Id, Claim>,
+    /// The held ones, by expiry.
+    pub holds: BTreeSet<(i64, Id)>,
+    /// Units granted or held, and the last sequence given.
+    pub taken: u64,
+    pub sequence: u64,
+}
+
+impl Model {
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, claims: BTreeMap::new(), holds: BTreeSet::new(), taken: 0, sequence: 0 }
+    }
+
+    /// A list of claims decided together: in their order, after the holds that are due. Whom a limit refuses while more
+    /// are due is asked again after those.
+    pub fn claim_all(&mut self, now: i64, asked: &[(Id, u32)]) -> Vec<Answer> {
+        let mut answers = vec![None; asked.len()];
+        while answers.contains(&None) {
+            let more_due = self.expire(now) == DUE_MAX;
+            for (answer, (id, quantity)) in answers.iter_mut().zip(asked) {
+                if answer.is_none() {
+                    let decided = self.claim(now, id, *quantity);
+                    let by_limit =
+                        matches!(decided, Answer::Refused { code, .. } if LIMIT_CODES.contains(&code));
+                    *answer = Some(decided).filter(|_| !(more_due && by_limit));
+                }
+            }
+        }
+        answers.into_iter().flatten().collect()
+    }
+
+    /// Gives back the holds that are due, the first of them first, at most [`DUE_MAX`]; how many.
+    pub fn expire(&mut self, now: i64) -> usize {
+        let due = self.holds.iter().take_while(|(expires_at, _)| *expires_at <= now);
+        let due: Vec<Id> = due.take(DUE_MAX).map(|(_, id)| id.clone()).collect();
+        for id in &due {
+            self.turn(now, id, Status::Expired);
+        }
+        due.len()
+    }
+
+    /// One claim. Asked before, it is what it has become; else the first rule that refuses is named, and a refusal
+    /// changes nothing.
+    fn claim(&mut self, now: i64, id: &Id, quantity: u32) -> Answer {
+        if let Some(claim) = self.claims.get(id) {
+            return if claim.view.quantity == quantity {
+                Answer::Replayed(claim.view, self.left())
+            } else {
+                self.refused("idempotency_key_reused", None, None)
+            };
+        }
+        match self.refusal(now, &id.0, quantity) {
+            Some(refusal) => refusal,
+            None => Answer::Taken(self.grant(now, id, quantity), self.left()),
+        }
+    }
+
+    fn refusal(&self, now: i64, user: &str, quantity: u32) -> Option<Answer> {
+        let Rules { switch, starts_at, ends_at, limits, .. } = self.rules;
+        let day = self.day_of(now, user);
+        let past = |limit: Option<u32>, taken: u64| {
+            let left = u64::from(limit?).saturating_sub(taken);
+            (u64::from(quantity) > left).then(|| u32::try_from(left).unwrap_or(u32::MAX))
+        };
+        if switch == Switch::Paused {
+            return Some(self.refused("paused", None, None));
+        }
+        if switch == Switch::Ended {
+            return Some(self.refused("ended", None, None));
+        }
+        if now < starts_at {
+            return Some(self.refused("not_started", None, Some(starts_at)));
+        }
+        if ends_at.is_some_and(|end| end <= now) {
+            return Some(self.refused("ended", None, ends_at));
+        }
+        if limits.per_claim.is_some_and(|most| quantity > most) {
+            return Some(self.refused("quantity_out_of_range", None, None));
+        }
+        if let Some(left) = past(limits.per_user_per_day, self.taken_by(user, Some(day))) {
+            return Some(self.refused(LIMIT_CODES[0], Some(left), Some(self.midnight_after(day))));
+        }
+        if let Some(left) = past(limits.per_user, self.taken_by(user, None)) {
+            return Some(self.refused(LIMIT_CODES[1], Some(left), None));
+        }
+        let left = past(limits.total, self.taken)?;
+        Some(self.refused(LIMIT_CODES[2], Some(left), None))
+    }
+
+    fn grant(&mut self, now: i64, id: &Id, quantity: u32) -> View {
+        let day = self.day_of(now, &id.0);
+        self.sequence += 1;
+        self.taken += u64::from(quantity);
+        let expires_at = self.rules.hold_ms.map(|length| now + length);
+        let view = View {
+            quantity,
+            status: if expires_at.is_some() { Status::Held } else { Status::Granted },
+            sequence: self.sequence,
+            claimed_at: now,
+            expires_at,
+        };
+        let claim = Claim { view, day, revision: 1, updated_at: now };
+        self.claims.insert(id.clone(), claim);
+        self.holds.extend(expires_at.map(|expires_at| (expires_at, id.clone())));
+        view
+    }
+
+    /// Confirms or returns a claim: once, whatever the window or state. A hold that is due expires instead.
+    pub fn settle(&mut self, now: i64, id: &Id, settlement: Settlement) -> Option<View> {
+        let view = self.claims.get(id)?.view;
+        let due = view.expires_at.is_some_and(|expires_at| expires_at <= now);
+        match (view.status, settlement) {
+            (Status::Held, _) if due => self.turn(now, id, Status::Expired),
+            (Status::Held, Settlement::Confirm) => self.turn(now, id, Status::Granted),
+            (Status::Held | Status::Granted, Settlement::Return) => self.turn(now, id, Status::Returned),
+            _ => {}
+        }
+        self.claims.get(id).map(|claim| claim.view)
+    }
+
+    /// A claim comes to stand otherwise; unless it is granted, its units go back.
+    fn turn(&mut self, now: i64, id: &Id, status: Status) {
+        let Some(claim) = self.claims.get_mut(id) else {
+            return;
+        };
+        if claim.view.status == Status::Held
+            && let Some(expires_at) = claim.view.expires_at
+        {
+            self.holds.remove(&(expires_at, id.clone()));
+        }
+        if status == Status::Granted {
+            claim.view.expires_at = None;
+        } else {
+            self.taken -= u64::from(claim.view.quantity);
+        }
+        claim.view.status = status;
+        claim.revision += 1;
+        claim.updated_at = now;
+    }
+
+    /// Redis was lost, and SQL holds what `kept` held: the rules stand in SQL, and no sequence is given twice.
+    pub fn lose(&mut self, kept: &Self) {
+        *self = Self { rules: self.rules.clone(), sequence: self.sequence, ..kept.clone() };
+    }
+
+    /// The day on which this user's next claim counts: today, but never one before a day that this user has claimed on.
+    fn day_of(&self, now: i64, user: &str) -> i64 {
+        let claimed_on = self.claims_of(user).map(|claim| claim.day).max();
+        let date = instant(now).to_zoned(self.rules.zone.clone()).date();
+        days_since_1970(date).max(claimed_on.unwrap_or(0))
+    }
+
+    fn taken_by(&self, user: &str, day: Option<i64>) -> u64 {
+        let standing = |claim: &&Claim| matches!(claim.view.status, Status::Granted | Status::Held);
+        let claims = self.claims_of(user).filter(standing);
+        let counted = claims.filter(|claim| day.is_none_or(|day| claim.day == day));
+        counted.map(|claim| u64::from(claim.view.quantity)).sum()
+    }
+
+    /// A user's current day, units taken on it, and units taken at all.
+    pub fn standing(&self, user: &str) -> (u64, u64, u64) {
+        let day = self.claims_of(user).map(|claim| claim.day).max().unwrap_or(0);
+        let today = self.taken_by(user, Some(day));
+        (day.unsigned_abs(), today, self.taken_by(user, None))
+    }
+
+    /// The claims of one user.
+    pub fn claims_of(&self, user: &str) -> impl Iterator<Item = &Claim> {
+        let range = (user.to_owned(), [0; 16])..=(user.to_owned(), [u8::MAX; 16]);
+        self.claims.range(range).map(|(_, claim)| claim)
+    }
+
+    /// When the day after `day` begins where the campaign is.
+    pub fn midnight_after(&self, day: i64) -> i64 {
+        let next = date(1970, 1, 1).checked_add(Span::new().days(day + 1));
+        let midnight = next.and_then(|date| date.to_zoned(self.rules.zone.clone()));
+        midnight.expect("a day before the year 9999").timestamp().as_millisecond()
+    }
+
+    fn left(&self) -> Left {
+        let left = |total| u32::try_from(u64::from(total).saturating_sub(self.taken)).unwrap_or(0);
+        Left { remaining: self.rules.limits.total.map(left), version: self.rules.version }
+    }
+
+    fn refused(&self, code: &'static str, remaining: Option<u32>, at: Option<i64>) -> Answer {
+        Answer::Refused { code, remaining, at, version: self.rules.version }
+    }
+}
+
+fn instant(ms: i64) -> Timestamp {
+    Timestamp::from_millisecond(ms).expect("an instant")
+}
+
+fn days_since_1970(day: Date) -> i64 {
+    i64::from((day - date(1970, 1, 1)).get_days())
+}

@@ -1,0 +1,322 @@
+//! Core's own parts against a real Redis on a clock that stands still, and a real SQLite file: everything but HTTP.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use claimgate_core::archive::{Archive, Change, Changed, ClaimCursor, ClaimRow, sqlite_url};
+use claimgate_core::campaign::{Campaign, NewCampaign};
+use claimgate_core::campaigns::{Campaigns, Known};
+use claimgate_core::gate::Gate;
+use claimgate_core::ledger::scripts::Counters;
+use claimgate_core::ledger::{Ledger, Settlement as CoreSettlement};
+use claimgate_core::outbox::Drain;
+use claimgate_core::recovery::{Recovered, Recovery, lay_down};
+use claimgate_shared::campaign::Switch as CoreSwitch;
+use claimgate_shared::{ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
+use futures_util::future::{join, join_all};
+use redis::aio::MultiplexedConnection;
+use serde_json::json;
+use support::wait::SOON;
+use support::{RedisServer, RedisView};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::Instant;
+
+use super::frozen_clock::FrozenClock;
+use super::operations::Ask;
+use super::reference::{Answer, Id, Rules, Settlement, Switch, View};
+use super::words;
+
+/// The campaign that is played with.
+pub const CAMPAIGN: &str = "model";
+const BACKLOG_MAX: u64 = 1_000_000;
+
+/// One campaign's Redis, SQL and core.
+#[derive(Debug)]
+pub struct System {
+    pub clock: FrozenClock,
+    redis: RedisServer,
+    archive: Archive,
+    core: Core,
+    copied: Vec<(String, Vec<u8>)>,
+    _folder: TempDir,
+}
+
+/// What core forgets when it is killed.
+#[derive(Debug)]
+struct Core {
+    ledger: Arc<Ledger>,
+    gate: Gate,
+    recovery: Recovery,
+    known: Arc<Known>,
+}
+
+impl Core {
+    async fn start(redis: &RedisServer, archive: &Archive, campaign: Campaign) -> Self {
+        let client = redis::Client::open(redis.url()).expect("a Redis address");
+        let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
+        let campaigns: Arc<Campaigns> = Arc::default();
+        let floor = archive.last_sequence(&campaign.id).await.expect("SQL answers");
+        let known = campaigns.learn(campaign, floor);
+        let recovery = Recovery {
+            ledger: Arc::clone(&ledger),
+            archive: archive.clone(),
+            campaigns,
+            archive_after: Duration::MAX,
+        };
+        Self { gate: Gate::new(Arc::clone(&ledger)), ledger, recovery, known }
+    }
+}
+
+impl System {
+    /// A new campaign, laid down and open to calls.
+    pub async fn start(rules: &Rules, begins_at: i64) -> Self {
+        let clock = FrozenClock::at(begins_at);
+        let redis = RedisServer::start_with(&[], &clock.environment()).await;
+        let folder = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary folder");
+        let archive = Archive::open(&sqlite_url(&folder.path().join("claimgate.sqlite"))).await;
+        let archive = archive.expect("SQL opens");
+        let campaign = new_campaign(rules);
+        archive.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
+        let core = Core::start(&redis, &archive, campaign).await;
+        lay_down(&core.ledger, &core.known).await.expect("laid down");
+        Self { clock, redis, archive, core, copied: Vec::new(), _folder: folder }
+    }
+
+    /// Claims together; `Err` when any was not decided.
+    pub async fn claims(&self, asks: &[Ask]) -> Result<Vec<Answer>, String> {
+        let requests: Vec<_> = asks.iter().map(request).collect();
+        let decisions = requests.iter().map(|request| self.core.gate.claim(&self.core.known, request));
+        let decisions = join_all(decisions).await.into_iter();
+        decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
+    }
+
+    /// Claims together, with Redis killed after `yields`; it is back afterwards.
+    pub async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<Vec<Answer>, String> {
+        let requests: Vec<_> = asks.iter().map(request).collect();
+        let decisions = requests.iter().map(|request| self.core.gate.claim(&self.core.known, request));
+        let process = self.redis.process();
+        let killed = async {
+            for _ in 0..yields {
+                yield_now().await;
+            }
+            process.kill();
+        };
+        let (decisions, ()) = join(join_all(decisions), killed).await;
+        self.restart_redis().await;
+        let decisions = decisions.into_iter();
+        decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
+    }
+
+    /// Confirms or returns.
+    pub async fn settle(&self, ask: &Ask, settlement: Settlement) -> Result<Option<View>, String> {
+        let settlement = match settlement {
+            Settlement::Confirm => CoreSettlement::Confirm,
+            Settlement::Return => CoreSettlement::Return,
+        };
+        let settled = self.core.ledger.settle(&self.core.known, &claim_id(ask), settlement).await;
+        Ok(settled.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
+    }
+
+    /// The claim as Redis has it, and the counters.
+    pub async fn look_up(&self, ask: &Ask) -> Result<(Counters, Option<View>), String> {
+        let found = self.core.ledger.find(&self.core.known, Some(&claim_id(ask))).await;
+        let (counters, record) = found.map_err(|error| error.to_string())?;
+        Ok((counters, record.as_ref().map(words::record_view)))
+    }
+
+    /// Puts new rules into force: SQL first, then Redis.
+    pub async fn change(&self, rules: &Rules) -> Result<(), String> {
+        let before = self.core.known.campaign();
+        let after = with_rules(&before, rules);
+        let changed = self.archive.change(before.version, &after, change_at(self.clock.now_ms())).await;
+        let Ok(Some(Changed::Done(campaign))) = changed else {
+            return Err(format!("{changed:?}"));
+        };
+        self.core.recovery.campaigns.learn(campaign, 0);
+        let campaign = self.core.known.campaign();
+        self.core.ledger.change(&self.core.known, &campaign).await.map_err(|error| error.to_string())
+    }
+
+    /// Has the recovery look after the campaign, which sweeps holds too.
+    pub async fn look_after(&self) -> Result<Recovered, String> {
+        self.core.recovery.look_after(&self.core.known).await.map_err(|error| error.to_string())
+    }
+
+    /// Drains until the outbox is empty.
+    pub async fn drain(&self) -> Result<(), String> {
+        let (stop, drain) = self.start_drain();
+        let started = Instant::now();
+        loop {
+            let (counters, _) =
+                self.core.ledger.find(&self.core.known, None).await.map_err(|error| error.to_string())?;
+            if counters.backlog == 0 {
+                break;
+            }
+            if started.elapsed() > SOON {
+                return Err(format!("{} events are still in the outbox", counters.backlog));
+            }
+        }
+        stop.send_replace(true);
+        drain.await.map_err(|error| error.to_string())
+    }
+
+    /// Drains for as long as `looks` at the campaign take, and is cut off wherever it is then.
+    pub async fn drain_cut(&self, looks: u32) -> Result<(), String> {
+        let (_stop, drain) = self.start_drain();
+        for _ in 0..looks {
+            self.core.ledger.find(&self.core.known, None).await.map_err(|error| error.to_string())?;
+        }
+        drain.abort();
+        let _ = drain.await;
+        Ok(())
+    }
+
+    fn start_drain(&self) -> (watch::Sender<bool>, JoinHandle<()>) {
+        let (stop, stopped) = watch::channel(false);
+        let drain = Drain {
+            ledger: Arc::clone(&self.core.ledger),
+            archive: self.archive.clone(),
+            campaigns: Arc::clone(&self.core.recovery.campaigns),
+            consumer: "model".to_owned(),
+        };
+        (stop, tokio::spawn(drain.run(stopped)))
+    }
+
+    /// `kill -9` of Redis, and back.
+    pub async fn restart_redis(&mut self) {
+        self.redis.kill_and_restart().await;
+    }
+
+    /// A core that knows only what SQL and Redis know.
+    pub async fn restart_core(&mut self) {
+        let id = CAMPAIGN.parse().expect("an id");
+        let campaign = self.archive.campaign(&id).await.expect("SQL answers").expect("the campaign");
+        self.core = Core::start(&self.redis, &self.archive, campaign).await;
+    }
+
+    /// Takes the keys of `mask` out of Redis; whether the outbox was one of them.
+    pub async fn lose_keys(&self, mask: u8) -> bool {
+        let keys = self.core.known.keys.all();
+        let lost = keys.iter().enumerate().filter(|(at, _)| mask >> at & 1 == 1).map(|(_, key)| *key);
+        let words: Vec<_> = std::iter::once("UNLINK").chain(lost).collect();
+        self.redis.view().await.query::<u64>(&words).await;
+        words.contains(&keys[4])
+    }
+
+    /// Takes all memory from Redis, or gives it back.
+    pub async fn starve(&self, starve: bool) {
+        let bytes = if starve { "1" } else { "0" };
+        self.redis.view().await.query::<()>(&["CONFIG", "SET", "maxmemory", bytes]).await;
+    }
+
+    /// Drains until the outbox is empty, while the script that counts what is in it is refused.
+    pub async fn drain_starved(&self) -> Result<(), String> {
+        let (stop, drain) = self.start_drain();
+        let (redis, started) = (self.redis.view().await, Instant::now());
+        while redis.outbox_entries(CAMPAIGN).await > 1 {
+            if started.elapsed() > SOON {
+                return Err("without memory, the outbox is not drained".to_owned());
+            }
+        }
+        stop.send_replace(true);
+        drain.await.map_err(|error| error.to_string())
+    }
+
+    /// Copies the campaign's keys.
+    pub async fn copy(&mut self) {
+        let mut redis = connection(&self.redis).await;
+        self.copied.clear();
+        for key in self.core.known.keys.all() {
+            let dump = redis::cmd("DUMP").arg(key).query_async(&mut redis).await;
+            self.copied.push((key.to_owned(), dump.expect("DUMP")));
+        }
+    }
+
+    /// Redis dies, and comes back with the copy in place of the campaign's keys.
+    pub async fn restart_redis_on_copy(&mut self) {
+        let mut redis = connection(&self.redis).await;
+        for (key, dump) in &self.copied {
+            let mut restore = redis::cmd("RESTORE");
+            restore.arg(key).arg(0).arg(dump).arg("REPLACE");
+            restore.query_async::<()>(&mut redis).await.expect("RESTORE");
+        }
+        self.restart_redis().await;
+    }
+
+    /// Redis as it is.
+    pub async fn redis(&self) -> RedisView {
+        self.redis.view().await
+    }
+
+    /// Every row of SQL, and the units it sums them up to.
+    pub async fn rows(&self) -> (Vec<ClaimRow>, u64) {
+        let id = CAMPAIGN.parse().expect("an id");
+        let page = self.archive.claims(&id, &ClaimCursor::default(), u32::MAX).await.expect("SQL answers");
+        let totals = self.archive.totals(&id).await.expect("SQL answers");
+        (page.rows, totals.taken)
+    }
+}
+
+async fn connection(redis: &RedisServer) -> MultiplexedConnection {
+    let client = redis::Client::open(redis.url()).expect("a Redis address");
+    client.get_multiplexed_async_connection().await.expect("Redis answers")
+}
+
+/// The id that the model knows a claim by.
+pub fn model_id(ask: &Ask) -> Id {
+    (ask.user.clone(), claim_id(ask).digest)
+}
+
+fn claim_id(ask: &Ask) -> ClaimId {
+    request(ask).claim_id()
+}
+
+fn request(ask: &Ask) -> ClaimRequest {
+    ClaimRequest {
+        campaign_id: CAMPAIGN.parse().expect("an id"),
+        user_id: ask.user.parse().expect("an id"),
+        quantity: ask.quantity.try_into().expect("a quantity"),
+        idempotency_key: ask.key.parse().expect("a key"),
+    }
+}
+
+fn change_at(ms: i64) -> Change<'static> {
+    Change { who: "model", what: "update", at: timestamp(ms) }
+}
+
+fn timestamp(ms: i64) -> Timestamp {
+    Timestamp::from_ms(ms).expect("an instant")
+}
+
+fn new_campaign(rules: &Rules) -> Campaign {
+    let body = json!({
+        "id": CAMPAIGN, "name": "model", "starts_at": timestamp(rules.starts_at),
+        "time_zone": rules.zone.iana_name(), "hold_seconds": rules.hold_ms.map(|ms| ms / 1000),
+    });
+    let campaign = NewCampaign::parse(body.to_string().as_bytes()).expect("a campaign");
+    with_rules(&campaign, rules)
+}
+
+fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
+    let limit = |limit: Option<u32>| limit.and_then(NonZeroU32::new);
+    let window = Window::new(timestamp(rules.starts_at), rules.ends_at.map(timestamp));
+    Campaign {
+        window: window.expect("a window"),
+        limits: CoreLimits {
+            total: limit(rules.limits.total),
+            per_user: limit(rules.limits.per_user),
+            per_user_per_day: limit(rules.limits.per_user_per_day),
+            per_claim: limit(rules.limits.per_claim),
+        },
+        switch: match rules.switch {
+            Switch::On => CoreSwitch::On,
+            Switch::Paused => CoreSwitch::Paused,
+            Switch::Ended => CoreSwitch::Ended,
+        },
+        version: rules.version,
+        ..campaign.clone()
+    }
+}

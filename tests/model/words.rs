@@ -1,0 +1,65 @@
+//! Core's words in the model's.
+
+use claimgate_core::gate::Decision;
+use claimgate_core::ledger::scripts::Record;
+use claimgate_shared::{Claim as CoreClaim, ClaimStatus, Denial, Outcome, Timestamp};
+
+use super::reference::{Answer, Claim, Left, Status, View};
+
+/// A decision, as the model would give it.
+pub fn answer(decision: &Decision) -> Answer {
+    let left = Left { remaining: decision.remaining, version: decision.version };
+    match &decision.outcome {
+        Outcome::Granted(claim) | Outcome::Held(claim) => Answer::Taken(view(claim), left),
+        Outcome::Replayed(claim) => Answer::Replayed(view(claim), left),
+        Outcome::Denied(denial) => refused(*denial, decision.version),
+    }
+}
+
+fn refused(denial: Denial, version: u64) -> Answer {
+    let (remaining, at) = match denial {
+        Denial::UserDailyLimitReached { remaining, resets_at } => (Some(remaining), Some(resets_at)),
+        Denial::UserLimitReached { remaining } | Denial::SoldOut { remaining } => (Some(remaining), None),
+        Denial::Ended { ends_at } => (None, ends_at),
+        Denial::NotStarted { starts_at } => (None, Some(starts_at)),
+        _ => (None, None),
+    };
+    Answer::Refused { code: denial.code().as_str(), remaining, at: at.map(Timestamp::as_ms), version }
+}
+
+fn view(claim: &CoreClaim) -> View {
+    View {
+        quantity: claim.quantity.get(),
+        status: status(claim.status),
+        sequence: claim.sequence,
+        claimed_at: claim.claimed_at.as_ms(),
+        expires_at: claim.expires_at.map(Timestamp::as_ms),
+    }
+}
+
+/// A claim's status; revoked ones do not come up here, since nothing is ever granted anew.
+pub fn status(status: ClaimStatus) -> Status {
+    match status {
+        ClaimStatus::Granted => Status::Granted,
+        ClaimStatus::Held => Status::Held,
+        ClaimStatus::Returned => Status::Returned,
+        ClaimStatus::Expired => Status::Expired,
+        ClaimStatus::Revoked => panic!("a claim was revoked"),
+    }
+}
+
+/// A claim's record as its owner sees it.
+pub fn record_view(record: &Record) -> View {
+    View {
+        quantity: record.quantity,
+        status: status(record.status),
+        sequence: record.sequence,
+        claimed_at: record.claimed_at.as_ms(),
+        expires_at: record.expires_at.map(Timestamp::as_ms),
+    }
+}
+
+/// A record against the model's claim; when it was last changed is not in it.
+pub fn is_same(record: &Record, claim: &Claim) -> bool {
+    (record_view(record), i64::from(record.day), record.revision) == (claim.view, claim.day, claim.revision)
+}

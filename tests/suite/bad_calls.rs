@@ -1,0 +1,279 @@
+//! Bad HTTP, and callers who are not who they say: refused before Redis or SQL is touched.
+
+use std::time::{Duration, Instant};
+
+use redis::Value as RedisValue;
+use reqwest::Method;
+use serde_json::json;
+use support::core_process::API_TOKEN;
+use support::raw::{Raw, claim_head, claim_request, status};
+use support::signing::{Signed, claim_id};
+use support::times::now_ms;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, Snapshot, claim_body, eventually};
+
+#[tokio::test]
+async fn requests_that_are_no_http_of_ours() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let (redis, register) = (core.redis().await, core.register().await);
+    let before = Snapshot::take(&redis, &register, "demo").await;
+    let good = claim_body("demo", "mallory", "bad", 1).to_string();
+    let request = claim_request(&good);
+    let many = "X-Filler: 1\r\n".repeat(200);
+    for (what, bytes) in [
+        ("unknown method", request.replacen("POST", "BREW", 1)),
+        ("no method", request.replacen("POST ", "", 1)),
+        ("one huge header", request.replacen("Host", &format!("X-Huge: {}\r\nHost", "h".repeat(100_000)), 1)),
+        ("many headers", request.replacen("Host", &format!("{many}Host"), 1)),
+        ("a header without a name", request.replacen("Host: core", ": core", 1)),
+        ("a blank within a header's name", request.replacen("Host: core", "Ho st: core", 1)),
+        ("a huge path", request.replacen("/claims", &format!("/claims?{}", "q".repeat(100_000)), 1)),
+        ("garbage", "\u{16}\u{3}\u{1}\r\n\r\n".to_owned()),
+        ("HTTP/2 of old", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
+        ("two authorizations", request.replacen("Host", "Authorization: Bearer other\r\nHost", 1)),
+    ] {
+        let mut raw = Raw::connect(core.listen()).await;
+        raw.send(&bytes).await;
+        raw.finish().await;
+        let answer = raw.read_to_end().await;
+        let got = status(&answer);
+        assert!(
+            got.is_none_or(|got| (400..500).contains(&got)),
+            "{what}: {}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    assert_eq!(Snapshot::take(&redis, &register, "demo").await, before);
+    core.claim("demo", "bob", "after").await.expect(201);
+}
+
+#[tokio::test]
+async fn a_head_that_comes_too_slowly_is_given_up_while_others_are_served() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let started = Instant::now();
+    let mut slow = Vec::new();
+    for _ in 0..20 {
+        let mut raw = Raw::connect(core.listen()).await;
+        assert!(raw.send("POST /internal/v1/claims HTTP/1.1\r\nHost: core\r\nX-").await);
+        slow.push(raw);
+    }
+    core.claim("demo", "bob", "meanwhile").await.expect(201);
+    for raw in &mut slow {
+        let answer = raw.read_to_end().await;
+        assert!(
+            status(&answer).is_none_or(|code| (400..500).contains(&code)),
+            "{}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    let waited = started.elapsed();
+    assert!((4..9).contains(&waited.as_secs()), "given up after {waited:?}, not 5 s");
+    assert_eq!(core.campaign("demo").await["remaining"], 9);
+}
+
+#[tokio::test]
+async fn a_body_that_drips_is_given_up_while_others_are_served() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let mut raw = Raw::connect(core.listen()).await;
+    assert!(raw.send(format!("{}Content-Length: 4000\r\n\r\n", claim_head())).await);
+    let started = Instant::now();
+    let dripping = async {
+        loop {
+            // Each byte is progress, so a limit on silence alone would never end this.
+            if !raw.send(" ").await {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert!(started.elapsed() < Duration::from_secs(15), "a dripping body is read without end");
+        }
+    };
+    let meanwhile = core.claim("demo", "bob", "meanwhile");
+    let ((), meanwhile) = tokio::join!(dripping, meanwhile);
+    assert_eq!(meanwhile.status, 201);
+    assert!(started.elapsed() > Duration::from_secs(8), "given up after {:?}, not 10 s", started.elapsed());
+    assert_eq!(core.campaign("demo").await["remaining"], 9);
+}
+
+/// A core on a Redis that tells every command it gets.
+struct Watched {
+    core: Core,
+    server: RedisServer,
+    redis: RedisView,
+}
+
+impl Watched {
+    async fn start() -> Self {
+        let server =
+            RedisServer::start_with(&[("slowlog-log-slower-than", "0"), ("slowlog-max-len", "100000")], &[])
+                .await;
+        let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url()).start().await;
+        core.create("demo", json!({"total": 1000})).await;
+        let redis = server.view().await;
+        Self { core, server, redis }
+    }
+
+    /// Whether Redis has seen a script call that names `user`. (Core's own refresh calls scripts each second, so
+    /// their number alone says nothing.)
+    async fn asked_for(&self, user: &str) -> bool {
+        let log: RedisValue = self.redis.query(&["SLOWLOG", "GET", "-1"]).await;
+        let text = format!("{log:?}");
+        assert!(text.contains("EVALSHA") || text.contains("evalsha"), "the slow log shows no script at all");
+        text.contains(user)
+    }
+}
+
+#[tokio::test]
+async fn claims_by_nobody_in_particular_reach_neither_redis_nor_sql() {
+    let watched = Watched::start().await;
+    let core = &watched.core;
+    let register = core.register().await;
+    let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let token = core.admin_token();
+    for authorization in [
+        String::new(),
+        "Bearer".to_owned(),
+        "Bearer ".to_owned(),
+        format!("Basic {API_TOKEN}"),
+        format!("bearer{API_TOKEN}"),
+        format!("Bearer {API_TOKEN}x"),
+        format!("Bearer {}", &API_TOKEN[1..]),
+        format!("Bearer {}", API_TOKEN.to_uppercase()),
+        format!("Bearer {token} {token}"),
+        "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.".to_owned(),
+        format!("Bearer {}", "x".repeat(8000)),
+    ] {
+        let body = claim_body("demo", "nobody", "k", 1);
+        let request = core.client().request(Method::POST, &core.url("/internal/v1/claims")).json(&body);
+        let request =
+            if authorization.is_empty() { request } else { request.header("Authorization", &authorization) };
+        let answer = core.client().send(request).await.unwrap();
+        assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{authorization}");
+        let path = core.url(&format!("/internal/v1/claims/{}", claim_id("demo", "nobody", "k")));
+        let request = core.client().request(Method::GET, &path).header("Authorization", &authorization);
+        assert_eq!(core.client().send(request).await.unwrap().status, 401, "{authorization}");
+        let request = core.client().request(Method::GET, &core.admin_url("/admin/v1/campaigns"));
+        let request = request.header("Authorization", &authorization);
+        assert_eq!(core.client().send(request).await.unwrap().status, 401, "{authorization}");
+    }
+    assert!(!watched.asked_for("nobody").await, "an unknown caller's claim reached Redis");
+    assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
+    core.claim("demo", "somebody", "k").await.expect(201);
+    assert!(watched.asked_for("somebody").await, "the test does not see what reaches Redis");
+    drop(watched.server);
+}
+
+/// A signed claim by `nobody`, spoilt.
+fn spoilt(core: &Core, spoil: impl FnOnce(&mut Signed)) -> Signed {
+    let mut signed = Signed::claim(core, "demo", "nobody", "k");
+    spoil(&mut signed);
+    signed
+}
+
+#[tokio::test]
+async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
+    let watched = Watched::start().await;
+    let core = &watched.core;
+    let register = core.register().await;
+    let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let late = |by_ms: i64| (now_ms() + by_ms).to_string();
+    for (what, signed) in [
+        ("unknown kid", spoilt(core, |it| it.kid = "k2".to_owned())),
+        ("no kid", spoilt(core, |it| it.kid = String::new())),
+        ("another key", spoilt(core, |it| it.key = vec![7; 32])),
+        ("31 s old", spoilt(core, |it| it.timestamp = late(-31_000))),
+        ("31 s ahead", spoilt(core, |it| it.timestamp = late(31_000))),
+        ("no time", spoilt(core, |it| it.timestamp = String::new())),
+        ("seconds", spoilt(core, |it| it.timestamp = (now_ms() / 1000).to_string())),
+        ("text for a time", spoilt(core, |it| it.timestamp = "now".to_owned())),
+        ("another key in the body", spoilt(core, |it| it.idempotency_key = "other".to_owned())),
+        ("a user that is none", spoilt(core, |it| it.user = "no body".to_owned())),
+    ] {
+        let answer = signed.send(core).await;
+        assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{what}");
+    }
+    for (what, change) in changes_after_signing() {
+        let mut signed = Signed::claim(core, "demo", "nobody", "k");
+        let signature = signed.signature();
+        change(&mut signed);
+        let answer = signed.send_signed(core, &signature).await;
+        assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{what}");
+    }
+    let good = Signed::claim(core, "demo", "nobody", "k");
+    for signature in
+        ["", "AAAA", &format!("{}=", good.signature()), &good.signature().to_uppercase(), &"A".repeat(43)]
+    {
+        assert_eq!(good.send_signed(core, signature).await.status, 401, "signature {signature:?}");
+    }
+    assert!(!watched.asked_for("nobody").await, "a claim of no valid signature reached Redis");
+    assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
+    for (key, by_ms) in [("k1", -29_000), ("k2", 29_000)] {
+        let mut signed = Signed::claim(core, "demo", "somebody", key);
+        signed.timestamp = late(by_ms);
+        signed.send(core).await.expect(201);
+    }
+    assert!(watched.asked_for("somebody").await, "the test does not see what reaches Redis");
+}
+
+type Change = fn(&mut Signed);
+
+/// What somebody between edge and core might change.
+fn changes_after_signing() -> [(&'static str, Change); 7] {
+    [
+        ("body", |it| {
+            it.body = claim_body("demo", "nobody", "k", 2).to_string();
+        }),
+        ("a blank in the body", |it| it.body.push(' ')),
+        ("query", |it| it.path.push_str("?a=1")),
+        ("content type", |it| it.content_type.push_str("; charset=utf-8")),
+        ("user", |it| it.user.push('x')),
+        ("client address", |it| it.client_ip.push('8')),
+        ("time", |it| {
+            it.timestamp = (it.timestamp.parse::<i64>().unwrap() + 1).to_string();
+        }),
+    ]
+}
+
+#[tokio::test]
+async fn a_signature_goes_with_one_user_and_one_of_each_header() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let mut signed = Signed::claim(&core, "demo", "alice", "k");
+    signed.user = "mallory".to_owned();
+    signed.send(&core).await.refused(403, "forbidden");
+    signed.user = String::new();
+    signed.send(&core).await.refused(403, "forbidden");
+    let signed = Signed::claim(&core, "demo", "alice", "k");
+    let request = core
+        .client()
+        .request(Method::POST, &core.url(&signed.path))
+        .header("Content-Type", "application/json");
+    let request =
+        request.header("X-Claimgate-Key", &signed.kid).header("X-Claimgate-Timestamp", &signed.timestamp);
+    let request = request.header("X-Claimgate-User", "alice").header("X-Claimgate-User", "mallory");
+    let request = request.header("X-Claimgate-Client-Ip", &signed.client_ip);
+    let request = request.header("X-Claimgate-Signature", signed.signature()).body(signed.body.clone());
+    assert_eq!(core.client().send(request).await.unwrap().refused(401, "unauthenticated").status, 401);
+    let request = core.client().request(Method::POST, &core.url(&signed.path)).bearer_auth(API_TOKEN);
+    let request = request.header("X-Claimgate-Signature", "AAAA").json(&claim_body("demo", "alice", "k", 1));
+    assert_eq!(core.client().send(request).await.unwrap().status, 401, "a bad signature beside a good token");
+    assert_eq!(core.campaign("demo").await["remaining"], 10);
+}
+
+#[tokio::test]
+async fn a_signed_claim_sent_again_by_anybody_meets_itself() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let signed = Signed::claim(&core, "demo", "alice", "k");
+    let first = signed.send(&core).await.expect(201).json();
+    for _ in 0..3 {
+        assert_eq!(signed.send(&core).await.expect(200).json()["claim"], first["claim"]);
+    }
+    eventually(SOON, || async {
+        let remaining = core.campaign("demo").await["remaining"].clone();
+        holds(remaining == 9, || remaining.to_string())
+    })
+    .await;
+}

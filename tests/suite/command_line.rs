@@ -1,0 +1,326 @@
+//! The command line as people and scripts meet it.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use support::process::{command, free_address};
+use support::signing::claim_id;
+use support::{Core, CoreOptions, binary};
+
+/// What a command said, and how it ended.
+#[derive(Debug)]
+struct Said {
+    status: i32,
+    out: String,
+    err: String,
+}
+
+impl Said {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
+    }
+
+    fn ended(self, status: i32) -> Self {
+        assert_eq!(self.status, status, "{self:?}");
+        self
+    }
+
+    /// One line on standard error, which has `part`.
+    fn one_line(&self, part: &str) {
+        let lines: Vec<_> = self.err.lines().collect();
+        assert!(lines.len() == 1 && lines[0].contains(part), "not one line with {part}: {self:?}");
+    }
+}
+
+async fn run(arguments: &[&str], environment: &[(&str, &str)], folder: &Path) -> Said {
+    let mut command = command(&binary::claimgate());
+    command.args(arguments).envs(environment.iter().copied()).current_dir(folder).stdin(Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let Output { status, stdout, stderr } = output;
+    Said {
+        status: status.code().unwrap_or(-1),
+        out: String::from_utf8(stdout).unwrap(),
+        err: String::from_utf8(stderr).unwrap(),
+    }
+}
+
+/// Runs a command against `core`, as on its own machine.
+async fn ask(core: &Core, arguments: &[&str]) -> Said {
+    let (listen, admin) = (core.listen().to_string(), core.admin_listen().to_string());
+    let data = core.data_dir();
+    let environment = [
+        ("CLAIMGATE_LISTEN", listen.as_str()),
+        ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
+        ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
+    ];
+    run(arguments, &environment, &data).await
+}
+
+#[tokio::test]
+async fn every_command_helps() {
+    let folder = tempfile::tempdir().unwrap();
+    let commands: [&[&str]; 12] = [
+        &[],
+        &["serve"],
+        &["campaign"],
+        &["campaign", "create"],
+        &["campaign", "list"],
+        &["campaign", "show"],
+        &["campaign", "update"],
+        &["campaign", "pause"],
+        &["campaign", "resume"],
+        &["campaign", "end"],
+        &["claim"],
+        &["token"],
+    ];
+    for words in commands {
+        let help = run(&[words, &["--help"]].concat(), &[], folder.path()).await.ended(0);
+        assert!(help.out.contains("Usage: claimgate"), "{words:?}: {help:?}");
+        let talks = !words.is_empty() && words != ["serve"] && words != ["campaign"];
+        assert!(!talks || help.out.contains("--json"), "{words:?} has no --json: {help:?}");
+    }
+    let help = run(&["serve", "--help"], &[], folder.path()).await;
+    for variable in [
+        "CLAIMGATE_LISTEN",
+        "CLAIMGATE_ADMIN_LISTEN",
+        "CLAIMGATE_DATA_DIR",
+        "CLAIMGATE_REDIS_URL",
+        "CLAIMGATE_DATABASE_URL",
+    ] {
+        assert!(help.out.contains(variable), "{variable} is not in the help of serve");
+    }
+    run(&["--version"], &[], folder.path()).await.ended(0);
+    for wrong in [
+        &["fly"][..],
+        &["campaign"],
+        &["claim"],
+        &["claim", "demo"],
+        &["token"],
+        &["serve", "--fly"],
+        &["campaign", "show", "a b"],
+        &[],
+    ] {
+        run(wrong, &[], folder.path()).await.ended(2);
+    }
+}
+
+#[tokio::test]
+async fn a_campaigns_life() {
+    let core = Core::start().await;
+    let made = ask(
+        &core,
+        &[
+            "campaign",
+            "create",
+            "demo",
+            "--total",
+            "2",
+            "--per-user",
+            "1",
+            "--time-zone",
+            "Asia/Shanghai",
+            "--json",
+        ],
+    )
+    .await
+    .ended(0)
+    .json();
+    assert_eq!(
+        (&made["id"], &made["limits"]["total"], &made["time_zone"]),
+        (&json!("demo"), &json!(2), &json!("Asia/Shanghai"))
+    );
+    let shown = ask(&core, &["campaign", "show", "demo", "--json"]).await.ended(0).json();
+    assert_eq!((&shown["remaining"], &shown["state"]), (&json!(2), &json!("open")));
+    let listed = ask(&core, &["campaign", "list", "--json"]).await.ended(0).json();
+    assert_eq!(listed[0]["id"], "demo");
+    let changed = ask(
+        &core,
+        &["campaign", "update", "demo", "--name", "New", "--per-user", "none", "--total", "3", "--json"],
+    )
+    .await
+    .ended(0)
+    .json();
+    assert_eq!(
+        (&changed["name"], &changed["limits"]["per_user"], &changed["limits"]["total"]),
+        (&json!("New"), &json!(null), &json!(3))
+    );
+    ask(&core, &["campaign", "update", "demo", "--name", "Stale", "--version", "1"])
+        .await
+        .ended(1)
+        .one_line("version_conflict");
+    for (verb, state) in [("pause", "paused"), ("resume", "open"), ("end", "ended")] {
+        assert_eq!(ask(&core, &["campaign", verb, "demo", "--json"]).await.ended(0).json()["state"], state);
+    }
+    ask(&core, &["campaign", "resume", "demo"]).await.ended(1).one_line("campaign_ended");
+}
+
+#[tokio::test]
+async fn what_core_refuses_is_said_in_one_line() {
+    let core = Core::start().await;
+    ask(&core, &["campaign", "create", "demo", "--total", "2"]).await.ended(0);
+    ask(&core, &["campaign", "end", "demo"]).await.ended(0);
+    ask(&core, &["campaign", "show", "none"]).await.ended(1).one_line("campaign_not_found");
+    ask(&core, &["campaign", "create", "demo", "--total", "9"]).await.ended(1).one_line("campaign_exists");
+    ask(&core, &["campaign", "create", "bad", "--time-zone", "Mars/Olympus"])
+        .await
+        .ended(2)
+        .one_line("time_zone");
+    ask(&core, &["campaign", "create", "bad", "--total", "0"]).await.ended(2);
+    for words in [&["campaign", "show", "demo"][..], &["campaign", "list"]] {
+        let table = ask(&core, words).await.ended(0);
+        assert!(table.out.contains("demo") && table.out.contains("ended"), "{table:?}");
+        assert!(table.out.lines().all(|line| line.chars().count() <= 100), "{table:?}");
+    }
+}
+
+#[tokio::test]
+async fn claims_and_tokens() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 1})).await;
+    let claim = ["claim", "demo", "--user", "alice", "--key", "k1", "--json"];
+    let granted = ask(&core, &claim).await.ended(0).json();
+    assert_eq!(granted["claim"]["id"], claim_id("demo", "alice", "k1"));
+    assert_eq!(granted["idempotency_key"], "k1");
+    let again = ask(&core, &claim).await.ended(0).json();
+    assert_eq!(again["claim"], granted["claim"]);
+    let people = ask(&core, &claim[..6]).await.ended(0);
+    assert!(
+        people.out.contains("granted") && people.out.contains(&claim_id("demo", "alice", "k1")),
+        "{people:?}"
+    );
+    ask(&core, &["claim", "demo", "--user", "bob"]).await.ended(1).one_line("sold_out");
+    ask(&core, &["claim", "demo", "--user", "alice", "--key", "k1", "--quantity", "2"])
+        .await
+        .ended(1)
+        .one_line("idempotency_key_reused");
+    ask(&core, &["claim", "demo", "--user", "a b"]).await.ended(2);
+    let token = ask(&core, &["token", "--user", "alice", "--json"]).await.ended(0).json();
+    assert_eq!(token["token"].as_str().unwrap().split('.').count(), 3);
+    assert_eq!(token["user_id"], "alice");
+    let plain = ask(&core, &["token", "--user", "alice"]).await.ended(0);
+    assert_eq!(plain.out.trim().split('.').count(), 3, "a token and nothing else");
+}
+
+#[tokio::test]
+async fn nobody_there_is_unavailable_and_no_token_is_configuration() {
+    let core = Core::start().await;
+    let (nowhere, data) = (free_address().to_string(), core.data_dir());
+    let environment = [
+        ("CLAIMGATE_LISTEN", nowhere.as_str()),
+        ("CLAIMGATE_ADMIN_LISTEN", nowhere.as_str()),
+        ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
+    ];
+    for words in [&["campaign", "list"][..], &["claim", "demo", "--user", "alice"]] {
+        run(words, &environment, &data).await.ended(3).one_line(&nowhere);
+        let elsewhere = tempfile::tempdir().unwrap();
+        run(words, &environment[..2], elsewhere.path()).await.ended(2).one_line("CLAIMGATE_ADMIN_TOKEN");
+        assert!(
+            elsewhere.path().read_dir().unwrap().next().is_none(),
+            "a command that talks to core makes no files"
+        );
+    }
+    let wrong = [environment[2], ("CLAIMGATE_ADMIN_TOKEN", "not-the-token-but-long-enough-to-be-one")];
+    let (listen, admin) = (core.listen().to_string(), core.admin_listen().to_string());
+    let there = [("CLAIMGATE_LISTEN", listen.as_str()), ("CLAIMGATE_ADMIN_LISTEN", admin.as_str())];
+    run(&["campaign", "list"], &[&wrong[..], &there[..]].concat(), &data)
+        .await
+        .ended(2)
+        .one_line("unauthenticated");
+}
+
+#[tokio::test]
+async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
+    let sample = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8";
+    let sample_key = format!("k1:{sample}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let no_folder = file.path().join("data");
+    for (variable, value) in [
+        ("CLAIMGATE_LISTEN", "8080"),
+        ("CLAIMGATE_LISTEN", "nowhere:x"),
+        ("CLAIMGATE_ADMIN_LISTEN", "127.0.0.1:99999"),
+        ("CLAIMGATE_DATA_DIR", no_folder.to_str().unwrap()),
+        ("CLAIMGATE_REDIS_URL", "http://127.0.0.1:6379"),
+        ("CLAIMGATE_REDIS_URL", "redis+sentinel://127.0.0.1:26379"),
+        ("CLAIMGATE_REDIS_URL", "redis-cluster://127.0.0.1:7000"),
+        ("CLAIMGATE_REDIS_URL", ""),
+        ("CLAIMGATE_DATABASE_URL", "mysql://127.0.0.1/claims"),
+        ("CLAIMGATE_ADMIN_TOKEN", "short"),
+        ("CLAIMGATE_ADMIN_TOKEN", ""),
+        ("CLAIMGATE_ADMIN_TOKEN_FILE", "nowhere/admin.token"),
+        ("CLAIMGATE_API_TOKENS", "shop"),
+        ("CLAIMGATE_API_TOKENS", "shop:short"),
+        ("CLAIMGATE_API_TOKENS_FILE", "nowhere/tokens"),
+        ("CLAIMGATE_EDGE_KEYS", "k1"),
+        ("CLAIMGATE_EDGE_KEYS", "k1:c2hvcnQ"),
+        ("CLAIMGATE_EDGE_KEYS", sample_key.as_str()),
+        ("CLAIMGATE_EDGE_KEYS", "k1:not base64url at all, though it is quite long"),
+        ("CLAIMGATE_EDGE_KEYS_FILE", "nowhere/keys"),
+        ("CLAIMGATE_USER_JWT_KEY", "c2hvcnQ"),
+        ("CLAIMGATE_USER_JWT_KEY", sample),
+        ("CLAIMGATE_USER_JWT_KEY_FILE", "nowhere/key"),
+        ("CLAIMGATE_REDIS_MAXMEMORY_MIB", "0"),
+        ("CLAIMGATE_OUTBOX_MAX", "many"),
+        ("CLAIMGATE_CONCURRENCY_MAX", "-1"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (listen, admin) = (free_address().to_string(), free_address().to_string());
+        let mut environment =
+            vec![("CLAIMGATE_LISTEN", listen.as_str()), ("CLAIMGATE_ADMIN_LISTEN", admin.as_str())];
+        environment.retain(|(name, _)| *name != variable);
+        environment.push((variable, value));
+        let serving = run(&["serve"], &environment, folder.path());
+        let said = tokio::time::timeout(support::SOON, serving).await;
+        let said = said.unwrap_or_else(|_| panic!("{variable}={value:?} is taken, and core serves")).ended(2);
+        said.one_line(variable.trim_end_matches("_FILE"));
+        let secret = value.rsplit(':').next().unwrap();
+        let shown = variable.contains("KEY")
+            && !variable.ends_with("_FILE")
+            && said.err.contains(secret)
+            && secret.len() > 4;
+        assert!(!shown, "a secret is shown: {said:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named() {
+    let core = Core::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (taken, free) = (core.listen().to_string(), free_address().to_string());
+    for (variable, other) in
+        [("CLAIMGATE_LISTEN", "CLAIMGATE_ADMIN_LISTEN"), ("CLAIMGATE_ADMIN_LISTEN", "CLAIMGATE_LISTEN")]
+    {
+        let said =
+            run(&["serve"], &[(variable, taken.as_str()), (other, free.as_str())], folder.path()).await;
+        assert!(said.status > 0, "{said:?}");
+        said.one_line(variable);
+    }
+}
+
+#[tokio::test]
+async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
+    let core = CoreOptions::default().with("RUST_LOG", "trace").start().await;
+    core.create("demo", json!({"total": 5})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    support::signing::Signed::claim(&core, "demo", "bob", "k").send(&core).await.expect(201);
+    ask(&core, &["token", "--user", "alice"]).await.ended(0);
+    core.register().await.until("demo", 2).await;
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&core.data_dir()), 0o700);
+    let names = ["admin.token", "edge.key", "user-jwt.key", "redis.password"];
+    let secrets = names.map(|name| core.data_file(name));
+    for (name, secret) in names.iter().zip(&secrets) {
+        assert_eq!(mode(&core.data_dir().join(name)), 0o600, "{name}");
+        let secret = secret.rsplit(':').next().unwrap();
+        assert!(secret.len() >= 43, "{name} has {} characters", secret.len());
+        assert!(!core.log().contains(secret), "{name} stands in the log");
+    }
+    assert!(!core.log().contains(support::core_process::API_TOKEN), "an API token stands in the log");
+    assert!(core.log().contains("answered"), "the log says too little to tell");
+    let mut core = core;
+    core.kill();
+    let again = core.restart().await;
+    assert_eq!(names.map(|name| again.data_file(name)), secrets, "made once");
+    again.claim("demo", "alice", "k").await.expect(200);
+}

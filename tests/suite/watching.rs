@@ -1,0 +1,84 @@
+//! What watches over core: metrics, the description of the API, health checks. None of them needs a token.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::wait::holds;
+use support::{Core, SOON, eventually};
+
+const CAMPAIGNS: &str = "/admin/v1/campaigns";
+
+#[tokio::test]
+async fn metrics_tell_results_and_never_users() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 1})).await;
+    core.claim("demo", "metric-user", "metric-key").await.expect(201);
+    core.claim("demo", "metric-user", "metric-key").await.expect(200);
+    core.claim("demo", "metric-other", "metric-key").await.refused(409, "sold_out");
+    core.register().await.until("demo", 1).await;
+    let text = eventually(SOON, || async {
+        let text = core.admin_get("/metrics").await.expect(200).text();
+        let drained =
+            text.contains("claimgate_drained_events_total 1") && text.contains("claimgate_outbox_events{");
+        holds(drained, || text.clone()).map(|()| text)
+    })
+    .await;
+    for wanted in [
+        "claimgate_decisions_total{result=\"granted\"} 1",
+        "claimgate_decisions_total{result=\"replayed\"} 1",
+        "claimgate_decisions_total{result=\"sold_out\"} 1",
+        "claimgate_decision_seconds_count 3",
+        "claimgate_batch_claims_count 3",
+        "claimgate_outbox_lag_seconds",
+        "claimgate_up{part=\"redis\"} 1",
+        "claimgate_up{part=\"sql\"} 1",
+        "claimgate_redis_starts_total 1",
+    ] {
+        assert!(text.contains(wanted), "no {wanted} in:\n{text}");
+    }
+    for hidden in ["metric-user", "metric-other", "metric-key", core.admin_token().as_str()] {
+        assert!(!text.contains(hidden), "{hidden} stands in /metrics");
+    }
+    assert!(text.lines().filter(|line| line.starts_with("# TYPE")).count() > 5);
+}
+
+#[tokio::test]
+async fn the_description_names_every_call() {
+    let core = Core::start().await;
+    let url = core.admin_url("/openapi.json");
+    let reply = core.client().call(Method::GET, &url, "", &Value::Null).await.expect(200);
+    assert!(reply.header("content-type").starts_with("application/json"));
+    let document = reply.json();
+    assert!(document["openapi"].as_str().unwrap().starts_with("3."), "{}", document["openapi"]);
+    let one = "/admin/v1/campaigns/{id}";
+    for (path, methods) in [
+        ("/internal/v1/claims", &["post"][..]),
+        ("/internal/v1/claims/{claim_id}", &["get"]),
+        ("/internal/v1/campaigns/{id}", &["get"]),
+        (CAMPAIGNS, &["get", "post"]),
+        (one, &["get", "patch"]),
+        (&format!("{one}/pause"), &["post"]),
+        (&format!("{one}/resume"), &["post"]),
+        (&format!("{one}/end"), &["post"]),
+        (&format!("{one}/claims"), &["get"]),
+    ] {
+        for method in methods {
+            assert!(document["paths"][path][method]["responses"].is_object(), "{method} {path}");
+        }
+    }
+    let text = document.to_string();
+    for part in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = part.split('"').next().unwrap();
+        assert!(document.pointer(pointer).is_some(), "{pointer} leads nowhere");
+    }
+}
+
+#[tokio::test]
+async fn both_listeners_tell_how_core_is() {
+    let core = Core::start().await;
+    for base in [core.url(""), core.admin_url("")] {
+        for path in ["/livez", "/readyz"] {
+            let reply = core.client().call(Method::GET, &format!("{base}{path}"), "", &Value::Null).await;
+            assert_eq!(reply.status, 200, "{base}{path}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! A `claimgate serve` of the test's own.
+
+use std::fs::{File, OpenOptions};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::ask::{self, Client};
+use crate::process::{Process, Signal, command, free_address};
+use crate::wait::{SOON, eventually};
+use crate::{RedisView, Register, binary};
+
+/// The token of the back end that every core of the tests knows.
+pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
+
+/// What a core is started with; by default all that it would do by itself.
+#[derive(Debug, Default, Clone)]
+pub struct CoreOptions {
+    environment: Vec<(String, String)>,
+}
+
+impl CoreOptions {
+    /// With a variable set.
+    #[must_use]
+    pub fn with(mut self, variable: &str, value: impl Into<String>) -> Self {
+        self.environment.push((variable.to_owned(), value.into()));
+        self
+    }
+
+    /// Starts a core in a fresh data folder and waits until it is ready.
+    pub async fn start(self) -> Core {
+        let core = Core::launch(self);
+        core.ready().await;
+        core
+    }
+}
+
+/// A running core. Its process ends, and its data folder goes, when this is dropped.
+#[derive(Debug)]
+pub struct Core {
+    process: Process,
+    options: CoreOptions,
+    folder: Arc<TempDir>,
+    listen: SocketAddr,
+    admin: SocketAddr,
+    client: Client,
+}
+
+impl Core {
+    /// A core with its own Redis and SQLite, ready.
+    pub async fn start() -> Self {
+        CoreOptions::default().start().await
+    }
+
+    /// A core in a fresh data folder, just launched.
+    pub fn launch(options: CoreOptions) -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("cg-")
+            .tempdir()
+            .expect("a temporary folder");
+        Self::launch_in(Arc::new(folder), options)
+    }
+
+    fn launch_in(folder: Arc<TempDir>, options: CoreOptions) -> Self {
+        let (listen, admin) = (free_address(), free_address());
+        let mut command = command(&binary::claimgate());
+        command
+            .arg("serve")
+            .env("CLAIMGATE_LISTEN", listen.to_string())
+            .env("CLAIMGATE_ADMIN_LISTEN", admin.to_string())
+            .env("CLAIMGATE_DATA_DIR", folder.path().join("data"))
+            .env("CLAIMGATE_API_TOKENS", format!("shop:{API_TOKEN}"))
+            .envs(options.environment.iter().map(|(name, value)| (name, value)))
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .stdout(log_file(folder.path()))
+            .stderr(log_file(folder.path()));
+        let process = Process::start(command);
+        Self {
+            process,
+            options,
+            folder,
+            listen,
+            admin,
+            client: ask::client(),
+        }
+    }
+
+    /// Waits until `/readyz` says so.
+    pub async fn ready(&self) {
+        eventually(SOON, || async {
+            match self.client.try_get(&self.admin_url("/readyz"), "").await {
+                Ok(reply) if reply.status == 200 => Ok(()),
+                Ok(reply) => Err(format!("/readyz answers {}: {}", reply.status, reply.text())),
+                Err(error) => Err(format!("{error:#}\n{}", self.log())),
+            }
+        })
+        .await;
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Another core on the same data folder, with the same options, on addresses of its own; not yet ready.
+    #[must_use]
+    pub fn launch_again(&self) -> Self {
+        Self::launch_in(Arc::clone(&self.folder), self.options.clone())
+    }
+
+    /// Another core on the same data folder, ready: for after [`Core::kill`] or [`Core::stop`].
+    pub async fn restart(&self) -> Self {
+        let core = self.launch_again();
+        core.ready().await;
+        core
+    }
+
+    /// SIGTERM; waits until it has ended, and checks that it ended well.
+    pub async fn stop(&mut self) {
+        self.process.signal(Signal::TERM);
+        let status = self.process.wait(SOON).await;
+        assert!(
+            status.success(),
+            "core ended with {status} on SIGTERM:\n{}",
+            self.log()
+        );
+    }
+
+    /// Its process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// The calls to it.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Where the internal API listens.
+    pub fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// Where the admin API listens.
+    pub fn admin_listen(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// A URL of the internal API.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.listen)
+    }
+
+    /// A URL of the admin API.
+    pub fn admin_url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.admin)
+    }
+
+    /// Its data folder.
+    pub fn data_dir(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// The text of a file of its data folder.
+    pub fn data_file(&self, name: &str) -> String {
+        let file = self.data_dir().join(name);
+        let text =
+            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        text.trim_end().to_owned()
+    }
+
+    /// The admin token it made itself.
+    pub fn admin_token(&self) -> String {
+        self.data_file("admin.token")
+    }
+
+    /// All that it has written to its log.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(log_path(self.folder.path())).unwrap_or_default()
+    }
+
+    /// Its SQLite file.
+    pub async fn register(&self) -> Register {
+        Register::open(&self.data_dir().join("claimgate.sqlite")).await
+    }
+
+    /// Its embedded Redis, once that answers.
+    pub async fn redis(&self) -> RedisView {
+        let socket = self.data_dir().join("redis.sock");
+        let url = format!(
+            "redis+unix://{}?user=claimgate&pass={}",
+            socket.display(),
+            self.data_file("redis.password")
+        );
+        eventually(SOON, || async { RedisView::connect(&url).await }).await
+    }
+
+    /// Resident memory, in KiB.
+    pub fn resident_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("core runs");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .expect("VmRSS");
+        line.trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .expect("a number of KiB")
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let tail: Vec<_> = log.lines().rev().take(20).collect();
+            eprintln!("--- the end of core's log ---");
+            for line in tail.iter().rev() {
+                eprintln!("{line}");
+            }
+        }
+    }
+}
+
+/// The longest that core itself waits for a decision, and a little.
+pub const DECISION: Duration = Duration::from_secs(3);
+
+fn log_path(folder: &Path) -> PathBuf {
+    folder.join("core.log")
+}
+
+fn log_file(folder: &Path) -> File {
+    OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(log_path(folder))
+        .expect("a log file")
+}

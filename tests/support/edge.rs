@@ -1,0 +1,380 @@
+//! The edge as it runs: the Worker in wrangler's runtime, in front of a real core, and a wire between the two that
+//! can lose what it carries.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tokio::runtime::Runtime;
+use tokio::sync::OnceCell;
+
+use crate::ask::{Client, Reply, client};
+use crate::process::free_address;
+use crate::{Core, eventually, times};
+
+/// wrangler starts within seconds, but not when the whole machine is busy.
+const EDGE_READY: Duration = Duration::from_secs(120);
+
+/// Worlds outlive the tests that share them, so their calls need a runtime that does too.
+pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
+
+/// Ends the whole process group, and removes a folder, when its standard input ends: nothing stays behind, however
+/// the tests end.
+const LEASH: &str =
+    r#"folder=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$folder"; kill -KILL 0"#;
+
+/// A program that dies with this process, and everything it has started.
+#[derive(Debug)]
+pub struct Leashed {
+    shell: Child,
+}
+
+impl Leashed {
+    /// Starts `program`, its output going to `log`; `folder` is removed when it is over.
+    pub fn start(program: &Command, log: &Path, folder: &Path) -> Self {
+        let log = File::create(log).unwrap();
+        let mut shell = Command::new("setsid");
+        shell
+            .args(["bash", "-c", LEASH, "leash"])
+            .arg(folder)
+            .arg(program.get_program())
+            .args(program.get_args())
+            .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))))
+            .current_dir(root())
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        Self { shell: shell.spawn().unwrap() }
+    }
+}
+
+impl Drop for Leashed {
+    fn drop(&mut self) {
+        drop(self.shell.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+/// The checkout.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// A folder of this name under `target/tests`, emptied: logs are kept until the next run.
+pub fn emptied(name: &str) -> PathBuf {
+    let folder = root().join("target/tests").join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// What lies between the edge and core, or a browser and the edge. It carries bytes, keeps those of the asking side,
+/// and can lose the answers.
+#[derive(Debug)]
+pub struct Wire {
+    /// Where the edge finds it.
+    pub listen: SocketAddr,
+    lossy: Arc<Lossy>,
+}
+
+#[derive(Debug)]
+struct Lossy {
+    core: Mutex<SocketAddr>,
+    loses_all: AtomicBool,
+    to_lose: AtomicUsize,
+    hold: Mutex<Duration>,
+    said: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Wire {
+    /// A wire to `core`.
+    pub fn to(core: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen = listener.local_addr().unwrap();
+        let lossy = Arc::new(Lossy {
+            core: Mutex::new(core),
+            loses_all: AtomicBool::new(false),
+            to_lose: AtomicUsize::new(0),
+            hold: Mutex::default(),
+            said: Mutex::default(),
+        });
+        let carrier = Arc::clone(&lossy);
+        thread::spawn(move || {
+            for edge in listener.incoming().flatten() {
+                let carrier = Arc::clone(&carrier);
+                thread::spawn(move || carrier.carry(&edge));
+            }
+        });
+        Self { listen, lossy }
+    }
+
+    /// Leads to another core from now on.
+    pub fn lead_to(&self, core: SocketAddr) {
+        *self.lossy.core.lock().unwrap() = core;
+    }
+
+    /// Loses the next `count` answers to what is posted: it is decided, and nobody hears of it.
+    pub fn lose_answers(&self, count: usize) {
+        self.lossy.to_lose.store(count, Ordering::SeqCst);
+    }
+
+    /// From now on an answer that is lost is held back for so long first.
+    pub fn hold_before_losing(&self, hold: Duration) {
+        *self.lossy.hold.lock().unwrap() = hold;
+    }
+
+    /// Loses every answer to a claim, until told not to.
+    pub fn lose_all_answers(&self, yes: bool) {
+        self.lossy.loses_all.store(yes, Ordering::SeqCst);
+    }
+
+    /// What the edge sent to core with this in it.
+    pub fn said(&self, needle: &str) -> Vec<String> {
+        let said = self.lossy.said.lock().unwrap();
+        said.iter()
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+            .filter(|text| text.contains(needle))
+            .collect()
+    }
+}
+
+impl Lossy {
+    fn carry(self: &Arc<Self>, edge: &TcpStream) {
+        let Ok(core) = TcpStream::connect(*self.core.lock().unwrap()) else { return };
+        let _ = (edge.set_nodelay(true), core.set_nodelay(true));
+        let claim_asked = Arc::new(AtomicBool::new(false));
+        let there = {
+            let (lossy, edge, core) =
+                (Arc::clone(self), edge.try_clone().unwrap(), core.try_clone().unwrap());
+            let claim_asked = Arc::clone(&claim_asked);
+            thread::spawn(move || lossy.there(&edge, &core, &claim_asked))
+        };
+        self.back(edge, &core, &claim_asked);
+        let _ = (edge.shutdown(Shutdown::Both), core.shutdown(Shutdown::Both));
+        let _ = there.join();
+    }
+
+    fn there(&self, mut edge: &TcpStream, mut core: &TcpStream, claim_asked: &AtomicBool) {
+        let mut bytes = [0; 16 * 1024];
+        while let Ok(count @ 1..) = edge.read(&mut bytes) {
+            if bytes[..count].starts_with(b"POST ") {
+                claim_asked.store(true, Ordering::SeqCst);
+            }
+            self.said.lock().unwrap().push(bytes[..count].to_vec());
+            if core.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = core.shutdown(Shutdown::Both);
+    }
+
+    fn back(&self, mut edge: &TcpStream, mut core: &TcpStream, claim_asked: &AtomicBool) {
+        let mut bytes = [0; 16 * 1024];
+        while let Ok(count @ 1..) = core.read(&mut bytes) {
+            if claim_asked.swap(false, Ordering::SeqCst) && self.is_to_be_lost() {
+                thread::sleep(*self.hold.lock().unwrap());
+                break;
+            }
+            if edge.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn is_to_be_lost(&self) -> bool {
+        let fewer = |count: usize| count.checked_sub(1);
+        self.loses_all.load(Ordering::SeqCst)
+            || self.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer).is_ok()
+    }
+}
+
+/// A Worker in wrangler's runtime.
+#[derive(Debug)]
+pub struct Edge {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    _process: Leashed,
+}
+
+impl Edge {
+    /// The Worker as `environment` of wrangler.toml has it, with these variables instead of its own or besides them.
+    pub async fn start(name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
+        BUILT.get_or_init(build).await;
+        let folder = emptied(name);
+        let lines = variables.iter().map(|(name, value)| format!("{name}={value}\n"));
+        fs::write(folder.join("vars"), lines.collect::<String>()).unwrap();
+        let (listen, log) = (free_address(), folder.join("edge.log"));
+        let process = Leashed::start(&wrangler(environment, &folder, listen), &log, &folder.join("state"));
+        let (client, url) = (client(), format!("http://{listen}/livez"));
+        eventually(EDGE_READY, || async {
+            match client.try_get(&url, "").await {
+                Ok(reply) if reply.status == 200 => Ok(()),
+                other => Err(format!("{other:?}\n{}", fs::read_to_string(&log).unwrap_or_default())),
+            }
+        })
+        .await;
+        Self { listen, _process: process }
+    }
+
+    /// A URL of the edge.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.listen)
+    }
+}
+
+static BUILT: OnceCell<()> = OnceCell::const_new();
+
+/// Builds the Worker where that was not done, once: every wrangler would do it by itself, all of them at the same time.
+async fn build() {
+    let script = root().join("scripts/build-edge.sh");
+    let built = tokio::process::Command::new(&script).output().await.expect("scripts/build-edge.sh");
+    assert!(built.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&built.stderr));
+}
+
+fn wrangler(environment: &str, folder: &Path, listen: SocketAddr) -> Command {
+    let tools = root().join("node_modules/.bin");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(tools.join("wrangler"));
+    command
+        .args(["dev", "--env", environment, "--inspector-port", "0"])
+        .args(["--ip", &listen.ip().to_string(), "--port", &listen.port().to_string()])
+        .arg("--show-interactive-dev-session=false")
+        .arg("--env-file")
+        .arg(folder.join("vars"))
+        .arg("--persist-to")
+        .arg(folder.join("state"))
+        .env("PATH", format!("{}:{path}", tools.display()))
+        .env("WRANGLER_SEND_METRICS", "false")
+        .env("WRANGLER_SEND_ERROR_REPORTS", "false")
+        .env("WRANGLER_HIDE_BANNER", "true")
+        .env("CLOUDFLARE_CF_FETCH_ENABLED", "false");
+    command
+}
+
+/// An edge, the core behind it, and the wire between them.
+#[derive(Debug)]
+pub struct World {
+    /// The core.
+    pub core: Core,
+    /// The wire.
+    pub wire: Wire,
+    /// The edge.
+    pub edge: Edge,
+    client: Client,
+    _broom: Leashed,
+}
+
+impl World {
+    /// A world with the Worker as `environment` has it, and these variables.
+    pub async fn start(name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
+        let core = Core::start().await;
+        // A world is never dropped, so the core's folder is not removed with it.
+        let mut nothing = Command::new("true");
+        nothing.env("LC_ALL", "C");
+        let broom = Leashed::start(&nothing, Path::new("/dev/null"), core.data_dir().parent().unwrap());
+        let wire = Wire::to(core.listen());
+        let core_url = format!("http://{}", wire.listen);
+        let (edge_key, user_jwt_key) = (core.data_file("edge.key"), core.data_file("user-jwt.key"));
+        let mut all = vec![
+            ("CORE_URL", core_url.as_str()),
+            ("EDGE_KEY", edge_key.as_str()),
+            ("USER_JWT_KEY", user_jwt_key.as_str()),
+        ];
+        all.extend_from_slice(variables);
+        let edge = Edge::start(name, environment, &all).await;
+        Self { core, wire, edge, client: client(), _broom: broom }
+    }
+
+    /// `kill -9` of core, and its return.
+    pub async fn restart_core(&mut self) {
+        self.core = self.core.restart().await;
+        self.wire.lead_to(self.core.listen());
+    }
+
+    /// A request to the edge, to be filled in.
+    pub fn request(&self, method: &str, path: &str) -> RequestBuilder {
+        let method: Method = method.parse().expect("a method");
+        self.client.request(method, &self.edge.url(path))
+    }
+
+    /// Sends it.
+    pub async fn send(&self, request: RequestBuilder) -> Reply {
+        self.client.send(request).await.expect("an answer of the edge")
+    }
+
+    /// A claim of one unit to be filled in, of a user with a token.
+    pub fn claim_request(&self, campaign: &str, user: &str) -> RequestBuilder {
+        self.request("POST", &format!("/v1/campaigns/{campaign}/claims"))
+            .bearer_auth(self.token(user))
+            .json(&json!({}))
+    }
+
+    /// A claim with a key that is not marked: it may be a retry.
+    pub async fn claim(&self, campaign: &str, user: &str, key: &str) -> Reply {
+        let request = self.claim_request(campaign, user);
+        self.send(request.header("Idempotency-Key", key)).await
+    }
+
+    /// A claim with a key, marked as its first try.
+    pub async fn first_try(&self, campaign: &str, user: &str, key: &str) -> Reply {
+        let request = self.claim_request(campaign, user);
+        self.send(request.header("Idempotency-Key", key).header("Claimgate-Attempt", "1")).await
+    }
+
+    /// The campaign as the edge shows it.
+    pub async fn view(&self, campaign: &str) -> Reply {
+        self.send(self.request("GET", &format!("/v1/campaigns/{campaign}"))).await
+    }
+
+    /// Waits until the edge has seen the campaign in `state`.
+    pub async fn until_seen(&self, campaign: &str, state: &str) {
+        eventually(crate::SOON, || async {
+            let seen = self.view(campaign).await.expect(200).json();
+            crate::wait::holds(seen["state"] == state, || format!("{campaign} is {}", seen["state"]))
+        })
+        .await;
+    }
+
+    /// A claim of the user's, looked up through the edge.
+    pub async fn look_up(&self, claim_id: &str, user: &str) -> Reply {
+        let request = self.request("GET", &format!("/v1/claims/{claim_id}"));
+        self.send(request.bearer_auth(self.token(user))).await
+    }
+
+    /// A token for `user`, good for ten minutes.
+    pub fn token(&self, user: &str) -> String {
+        self.token_of(&json!({"alg": "HS256", "typ": "JWT"}), &payload(user))
+    }
+
+    /// A token that says anything, signed with HS256 and the right key.
+    pub fn token_of(&self, header: &Value, payload: &Value) -> String {
+        let key = URL_SAFE_NO_PAD.decode(self.core.data_file("user-jwt.key")).expect("base64url");
+        let part = |json: &Value| URL_SAFE_NO_PAD.encode(json.to_string());
+        let signed = format!("{}.{}", part(header), part(payload));
+        let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("HMAC takes any key");
+        mac.update(signed.as_bytes());
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
+    }
+
+    /// What the edge sent to core for the request that `reply` answers.
+    pub fn passed_on(&self, reply: &Reply) -> Vec<String> {
+        self.wire.said(reply.header("x-request-id"))
+    }
+}
+
+/// What a good token says.
+pub fn payload(user: &str) -> Value {
+    json!({"iss": "claimgate", "aud": "claimgate", "sub": user, "exp": times::now_ms() / 1000 + 600})
+}

@@ -1,0 +1,196 @@
+//! Redis and SQL as they are, read past core.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncCommands as _, FromRedisValue};
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
+use sqlx::{FromRow, Row as _};
+
+use crate::wait::{SOON, eventually, holds};
+
+/// A connection to core's Redis.
+#[derive(Debug, Clone)]
+pub struct RedisView(MultiplexedConnection);
+
+type Bytes = Vec<u8>;
+
+impl RedisView {
+    /// Connects to a Redis that runs.
+    pub async fn connect(url: &str) -> Result<Self, String> {
+        let client = redis::Client::open(url).map_err(|error| error.to_string())?;
+        let connection = client.get_multiplexed_async_connection().await;
+        connection.map(Self).map_err(|error| error.to_string())
+    }
+
+    /// Any command.
+    pub async fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_query(words)
+            .await
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// Any command; `Err` is what went wrong.
+    pub async fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> Result<T, String> {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command
+            .query_async(&mut self.0.clone())
+            .await
+            .map_err(|error| error.to_string())
+    }
+
+    /// A number of the campaign's hash, such as `taken`.
+    pub async fn counter(&self, campaign: &str, field: &str) -> u64 {
+        let text: Option<String> = self
+            .0
+            .clone()
+            .hget(key(campaign, "campaign"), field)
+            .await
+            .expect("HGET");
+        text.and_then(|text| text.parse().ok())
+            .unwrap_or_else(|| panic!("no number {field} of {campaign}"))
+    }
+
+    /// Entries of the outbox; 1 is the sentinel alone.
+    pub async fn outbox_entries(&self, campaign: &str) -> u64 {
+        self.query(&["XLEN", &key(campaign, "outbox")]).await
+    }
+
+    /// Fields of the hash of claims that have moved out of their users' records, without the sentinel.
+    pub async fn moved_claims(&self, campaign: &str) -> u64 {
+        self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
+    }
+
+    /// The process id of the server.
+    pub async fn pid(&self) -> u32 {
+        let info: String = self.query(&["INFO", "server"]).await;
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("process_id:"))
+            .expect("process_id");
+        line.trim().parse().expect("a process id")
+    }
+}
+
+/// The name of one of a campaign's keys.
+pub fn key(campaign: &str, what: &str) -> String {
+    format!("cg:{{{campaign}}}:{what}")
+}
+
+/// A claim's row.
+#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
+pub struct ClaimRow {
+    /// The claim's id.
+    pub id: String,
+    /// Whose.
+    pub user_id: String,
+    /// Units.
+    pub quantity: i64,
+    /// `granted`, …
+    pub status: String,
+    /// Its place.
+    pub sequence: i64,
+    /// Days since 1970.
+    pub day: i64,
+    /// When it was decided, in milliseconds since 1970.
+    pub claimed_at: i64,
+}
+
+/// Core's SQLite file.
+#[derive(Debug, Clone)]
+pub struct Register(SqlitePool);
+
+impl Register {
+    /// Opens the file for reading.
+    pub async fn open(file: &Path) -> Self {
+        let options = SqliteConnectOptions::new().filename(file).read_only(true);
+        Self(
+            SqlitePool::connect_with(options)
+                .await
+                .unwrap_or_else(|error| panic!("{}: {error}", file.display())),
+        )
+    }
+
+    /// All claims of a campaign in the order of their sequence.
+    pub async fn claims(&self, campaign: &str) -> Vec<ClaimRow> {
+        let query = sqlx::query_as("SELECT * FROM claims WHERE campaign_id = $1 ORDER BY sequence");
+        query.bind(campaign).fetch_all(&self.0).await.expect("claims")
+    }
+
+    /// The audit of a campaign in the order of its versions: version, who, what, before, after.
+    pub async fn audit(&self, campaign: &str) -> Vec<(i64, String, String, Option<String>, String)> {
+        let query =
+            "SELECT version, who, what, before, after FROM audit WHERE campaign_id = $1 ORDER BY version";
+        sqlx::query_as(query)
+            .bind(campaign)
+            .fetch_all(&self.0)
+            .await
+            .expect("audit")
+    }
+
+    /// Every row of every table of the register, as text.
+    pub async fn everything(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for table in [
+            "SELECT * FROM campaigns ORDER BY 1",
+            "SELECT * FROM claims ORDER BY 1",
+            "SELECT * FROM audit ORDER BY 1, 2",
+        ] {
+            for row in sqlx::query(table).fetch_all(&self.0).await.expect("a table") {
+                let cell = |at| {
+                    row.try_get_unchecked::<Option<String>, _>(at)
+                        .expect("a cell")
+                        .unwrap_or_default()
+                };
+                all.push((0..row.len()).map(cell).collect::<Vec<_>>().join("|"));
+            }
+        }
+        all
+    }
+
+    /// Waits until SQL holds `count` claims of the campaign, and returns them.
+    pub async fn until(&self, campaign: &str, count: usize) -> Vec<ClaimRow> {
+        eventually(SOON, || async {
+            let rows = self.claims(campaign).await;
+            holds(rows.len() == count, || {
+                format!("SQL holds {} claims, not {count}", rows.len())
+            })
+            .map(|()| rows)
+        })
+        .await
+    }
+}
+
+/// All that a campaign's counters are, in Redis and in SQL: equal before and after whatever may change nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    campaign: BTreeMap<String, Bytes>,
+    users: BTreeMap<Bytes, Bytes>,
+    claims: BTreeMap<Bytes, Bytes>,
+    holds: Vec<(Bytes, String)>,
+    outbox: u64,
+    register: Vec<String>,
+}
+
+impl Snapshot {
+    /// Takes one once the outbox is empty, so that the drain's own work makes no difference.
+    pub async fn take(redis: &RedisView, register: &Register, campaign: &str) -> Self {
+        eventually(SOON, || async {
+            let entries = redis.outbox_entries(campaign).await;
+            holds(entries == 1, || format!("{entries} entries in the outbox"))
+        })
+        .await;
+        Self {
+            campaign: redis.query(&["HGETALL", &key(campaign, "campaign")]).await,
+            users: redis.query(&["HGETALL", &key(campaign, "users")]).await,
+            claims: redis.query(&["HGETALL", &key(campaign, "claims")]).await,
+            holds: redis
+                .query(&["ZRANGE", &key(campaign, "holds"), "0", "-1", "WITHSCORES"])
+                .await,
+            outbox: redis.outbox_entries(campaign).await,
+            register: register.everything().await,
+        }
+    }
+}

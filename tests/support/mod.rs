@@ -1,0 +1,31 @@
+//! What the tests stand on: real processes, real calls, and a look at Redis and SQL past core.
+
+// `reply.expect(201)` is a whole statement: most tests want no more of an answer than that it was the right one.
+#![allow(clippy::return_self_not_must_use)]
+// All of this is test code: a failure here is a failed test, and a panic is how a test says so.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::missing_panics_doc)]
+
+pub mod ask;
+pub mod binary;
+pub mod browser;
+pub mod checker;
+pub mod core_process;
+pub mod edge;
+pub mod inspect;
+pub mod numbers;
+pub mod postgres;
+pub mod process;
+pub mod proxy;
+pub mod raw;
+pub mod redis_server;
+pub mod signing;
+pub mod sql;
+pub mod storm;
+pub mod times;
+pub mod wait;
+
+pub use ask::{Reply, claim_body};
+pub use core_process::{Core, CoreOptions};
+pub use inspect::{ClaimRow, RedisView, Register, Snapshot};
+pub use redis_server::RedisServer;
+pub use wait::{SOON, eventually, heavy};

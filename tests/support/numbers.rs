@@ -1,0 +1,35 @@
+//! Random numbers from a seed that is printed, so that a failure can be run again with `SEED=`.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A small generator (splitmix64): the same numbers for the same seed, for ever.
+#[derive(Debug, Clone)]
+pub struct Numbers(u64);
+
+impl Numbers {
+    /// From `SEED`, or from the clock; prints the seed with the name of `test`.
+    pub fn seeded(test: &str) -> Self {
+        let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
+        let clock = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos();
+        let seed = given.unwrap_or_else(|| u64::try_from(clock & u128::from(u64::MAX)).unwrap_or(1));
+        eprintln!("{test}: SEED={seed}");
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number of `from..=upto`.
+    pub fn within(&mut self, from: u64, upto: u64) -> u64 {
+        from + self.draw() % (upto - from + 1)
+    }
+}

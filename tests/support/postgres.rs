@@ -1,0 +1,174 @@
+//! A PostgreSQL of the test's own: a private cluster on a unix socket, gone when dropped.
+
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use tempfile::TempDir;
+
+use crate::process::{Process, Signal, command, runs, signal_pid};
+use crate::wait::{SOON, eventually};
+
+/// Who may start a server when the tests run as root, which PostgreSQL refuses to be.
+const UNPRIVILEGED: [&str; 2] = ["postgres", "nobody"];
+const OWNER: &str = "claimgate";
+
+/// A running cluster; dropping it kills it and removes its files.
+#[derive(Debug)]
+pub struct Postgres {
+    process: Process,
+    programs: PathBuf,
+    folder: TempDir,
+}
+
+impl Postgres {
+    /// Starts one; `Err` says why this machine cannot.
+    pub async fn start() -> Result<Self, String> {
+        let programs = programs().ok_or("no initdb in /usr/lib/postgresql or on PATH")?;
+        let folder = tempfile::Builder::new().prefix("cgp-").tempdir().map_err(|error| error.to_string())?;
+        if let Some((_, uid, gid)) = unprivileged()? {
+            chown(folder.path(), Some(uid), Some(gid)).map_err(|error| error.to_string())?;
+        }
+        let data = folder.path().join("data");
+        let mut initdb = as_unprivileged(&programs.join("initdb"))?;
+        initdb.args(["--no-sync", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--username", OWNER]);
+        let made = initdb.arg("--pgdata").arg(&data).current_dir(folder.path()).output();
+        let made = made.map_err(|error| format!("initdb: {error}"))?;
+        if !made.status.success() {
+            return Err(format!("initdb: {}", String::from_utf8_lossy(&made.stderr).trim()));
+        }
+        let process = launch(&programs, folder.path())?;
+        let server = Self { process, programs, folder };
+        server.answers().await;
+        Ok(server)
+    }
+
+    /// A new, empty database; its address for `CLAIMGATE_DATABASE_URL`.
+    pub async fn database(&self, name: &str) -> String {
+        let pool = self.pool("postgres");
+        let create = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"));
+        sqlx::query(create).execute(&pool).await.expect("CREATE DATABASE");
+        pool.close().await;
+        format!("postgres://{OWNER}@localhost/{name}?host={}", self.folder.path().display())
+    }
+
+    /// Connections to a database, made when needed.
+    pub fn pool(&self, database: &str) -> PgPool {
+        let options = PgConnectOptions::new_without_pgpass();
+        let options = options.socket(self.folder.path()).username(OWNER).database(database);
+        PgPoolOptions::new().max_connections(4).connect_lazy_with(options)
+    }
+
+    /// SIGSTOP to the server and all that it has forked.
+    pub fn freeze(&self) {
+        self.to_all(Signal::STOP);
+    }
+
+    /// SIGCONT to all of them.
+    pub fn thaw(&self) {
+        self.to_all(Signal::CONT);
+    }
+
+    /// `pg_ctl stop -m immediate`: no checkpoint, no goodbye; waits until it has ended.
+    pub async fn stop_immediately(&mut self) {
+        self.process.signal(Signal::QUIT);
+        self.process.wait(SOON).await;
+    }
+
+    /// The same cluster again, after [`Self::stop_immediately`]; waits until it answers.
+    pub async fn start_again(&mut self) {
+        self.process = launch(&self.programs, self.folder.path()).expect("PostgreSQL has run before");
+        self.answers().await;
+    }
+
+    fn to_all(&self, signal: Signal) {
+        let server = self.process.pid();
+        // The server first, so that it forks nothing meanwhile.
+        signal_pid(server, signal);
+        for pid in children_of(server) {
+            signal_pid(pid, signal);
+        }
+    }
+
+    async fn answers(&self) {
+        let pool = self.pool("postgres");
+        eventually(SOON, || async {
+            sqlx::query("SELECT 1").execute(&pool).await.map_err(|error| format!("{error}; {}", self.log()))
+        })
+        .await;
+        pool.close().await;
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Postgres {
+    /// Killed, a postmaster leaves its children to find out by themselves; asked first, it takes them along.
+    fn drop(&mut self) {
+        self.thaw();
+        let children = children_of(self.process.pid());
+        self.process.kill();
+        for pid in children.into_iter().filter(|pid| runs(*pid)) {
+            signal_pid(pid, Signal::KILL);
+        }
+    }
+}
+
+fn launch(programs: &Path, folder: &Path) -> Result<Process, String> {
+    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"));
+    let log = log.map_err(|error| error.to_string())?;
+    let mut server = as_unprivileged(&programs.join("postgres"))?;
+    server.arg("-D").arg(folder.join("data")).arg("-k").arg(folder).args(["-h", "", "-N", "40"]);
+    // What a killed server has written is in the kernel's hands, which outlive it; only the power may not go out.
+    server.args(["-c", "fsync=off", "-c", "shared_buffers=32MB"]).current_dir(folder);
+    server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    Ok(Process::start(server))
+}
+
+/// The newest of Debian's versions, or whatever is on PATH.
+fn programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut folders: Vec<_> = versions.map(|entry| entry.path().join("bin")).collect();
+    folders.sort();
+    folders.reverse();
+    folders.extend(std::env::split_paths(&std::env::var_os("PATH")?));
+    folders.into_iter().find(|folder| folder.join("initdb").is_file() && folder.join("postgres").is_file())
+}
+
+/// Name, user id and group id to run under; `None` when the tests do not run as root.
+fn unprivileged() -> Result<Option<(String, u32, u32)>, String> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let accounts = fs::read_to_string("/etc/passwd").map_err(|error| format!("/etc/passwd: {error}"))?;
+    let find = |name: &&str| {
+        let line = accounts.lines().find(|line| line.split(':').next() == Some(name))?;
+        let fields: Vec<_> = line.split(':').collect();
+        Some(((*name).to_owned(), fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?))
+    };
+    UNPRIVILEGED.iter().find_map(find).map(Some).ok_or_else(|| format!("no account {UNPRIVILEGED:?} to run as"))
+}
+
+/// Changing the user takes the order to die with the test away, so it is given again.
+fn as_unprivileged(program: &Path) -> Result<Command, String> {
+    let Some((_, uid, gid)) = unprivileged()? else { return Ok(command(program)) };
+    let mut command = command(Path::new("setpriv"));
+    command.arg(format!("--reuid={uid}")).arg(format!("--regid={gid}")).arg("--clear-groups");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    Ok(command)
+}
+
+fn children_of(parent: u32) -> Vec<u32> {
+    let tasks = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = tasks.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}

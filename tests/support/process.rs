@@ -1,0 +1,137 @@
+//! Processes that end with the test: on drop, on panic, and when the test process itself is killed.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{LazyLock, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
+
+type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
+
+/// The kernel ends a child when the *thread* that started it ends (`PR_SET_PDEATHSIG`), and test threads come and
+/// go: so one thread, as old as the process, starts them all.
+static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
+    let (orders, inbox) = mpsc::channel::<Order>();
+    std::thread::spawn(move || {
+        for (mut command, reply) in inbox {
+            let _ = reply.send(command.spawn());
+        }
+    });
+    Mutex::new(orders)
+});
+
+/// A running process; dropping it kills it.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+}
+
+/// A command that dies with the test process, with an environment of its own.
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(program)
+        .env_clear();
+    if let Some(path) = std::env::var_os("PATH") {
+        command.env("PATH", path);
+    }
+    command
+}
+
+impl Process {
+    /// Starts `command`, made by [`command`].
+    pub fn start(command: Command) -> Self {
+        let (reply, child) = mpsc::channel();
+        let name = format!("{command:?}");
+        STARTER
+            .lock()
+            .expect("the starter")
+            .send((command, reply))
+            .expect("the starter runs");
+        let child = child.recv().expect("the starter answers");
+        Self {
+            child: child.unwrap_or_else(|error| panic!("cannot start {name}: {error}")),
+        }
+    }
+
+    /// Its id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends `signal`.
+    pub fn signal(&self, signal: Signal) {
+        signal_pid(self.pid(), signal);
+    }
+
+    /// `kill -9`, and waits until it is gone.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// How it ended; `None` while it runs.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be waited for")
+    }
+
+    /// Waits until it ends by itself; fails the test after `within`.
+    pub async fn wait(&mut self, within: Duration) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.ended() {
+                return status;
+            }
+            assert!(
+                started.elapsed() < within,
+                "process {} still runs after {within:?}",
+                self.pid()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends `signal` to the process `pid`, if it is still there.
+pub fn signal_pid(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a process id");
+    let _ = kill_process(pid, signal);
+}
+
+/// Whether a process runs: there, and not a zombie that nobody has asked after.
+pub fn runs(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status
+        .lines()
+        .any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
+}
+
+/// An address nobody listens on. Every test process has a loopback address of its own, so that neither the ports of
+/// outgoing connections nor another run of the tests can take it before it is used.
+pub fn free_address() -> SocketAddr {
+    static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    let ip = IpAddr::V4(Ipv4Addr::new(127, 1 + (high & 0x7f), middle, low));
+    loop {
+        let probe = TcpListener::bind((ip, 0)).expect("a free port");
+        let address = probe.local_addr().expect("its address");
+        let mut given = GIVEN.lock().expect("the ports given");
+        if !given.contains(&address.port()) {
+            given.push(address.port());
+            return address;
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A proxy between core and its Redis that breaks connections where a test wants it to.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::process::free_address;
+
+/// What becomes of a call, and of the connection it came on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// The request never arrives; the connection is closed.
+    BeforeRequest,
+    /// The request is carried out; its reply is lost with the connection.
+    AfterRequest,
+    /// The first bytes of the reply arrive, then the connection ends.
+    MidReply,
+    /// The request is carried out; then the connection is reset.
+    Reset,
+    /// The reply comes late.
+    Delay(Duration),
+    /// The request never arrives, and nobody is told.
+    Swallow,
+}
+
+/// What calls the proxy waits for.
+#[derive(Debug, Clone)]
+struct Trap {
+    cut: Cut,
+    mark: Vec<u8>,
+    in_reply: bool,
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Shared {
+    trap: Mutex<Option<Trap>>,
+    sprung: watch::Sender<usize>,
+    target: watch::Sender<PathBuf>,
+}
+
+/// A TCP proxy to a server on a unix socket; gone, with its connections, when dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// In front of the server on the socket `target`.
+    pub async fn start(target: PathBuf) -> Self {
+        let address = free_address();
+        let listener = TcpListener::bind(address).await.expect("a free address");
+        let shared = Shared { trap: Mutex::default(), sprung: watch::Sender::new(0), target: watch::Sender::new(target) };
+        let shared = Arc::new(shared);
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Self { address, shared, accepting }
+    }
+
+    /// For `CLAIMGATE_REDIS_URL`.
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// Breaks the next `times` calls whose request contains `mark`.
+    pub fn cut(&self, cut: Cut, mark: &str, times: usize) {
+        let trap = Trap { cut, mark: mark.as_bytes().to_vec(), in_reply: false, left: times };
+        *self.shared.trap.lock().expect("the trap") = Some(trap);
+    }
+
+    /// Holds back the next reply that contains `mark` for `delay`.
+    pub fn delay_reply(&self, mark: &str, delay: Duration) {
+        let trap = Trap { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
+        *self.shared.trap.lock().expect("the trap") = Some(trap);
+    }
+
+    /// Breaks nothing any more.
+    pub fn mend(&self) {
+        *self.shared.trap.lock().expect("the trap") = None;
+    }
+
+    /// How many calls were broken so far.
+    pub fn sprung(&self) -> usize {
+        *self.shared.sprung.borrow()
+    }
+
+    /// Waits until so many calls were broken.
+    pub async fn until_sprung(&self, count: usize) {
+        let mut sprung = self.shared.sprung.subscribe();
+        sprung.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
+    }
+
+    /// Leads to another server from now on: all connections are closed.
+    pub fn point_at(&self, target: PathBuf) {
+        self.shared.target.send_replace(target);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        // Connections end when the target goes.
+        self.shared.target.send_replace(PathBuf::new());
+    }
+}
+
+impl Shared {
+    /// What to do with a chunk: the trap's cut when it is set, waits for this direction, and the mark is in it.
+    fn caught(&self, bytes: &[u8], in_reply: bool) -> Option<Cut> {
+        let mut trap = self.trap.lock().expect("the trap");
+        let armed = trap.as_mut().filter(|trap| trap.left > 0 && trap.in_reply == in_reply)?;
+        bytes.windows(armed.mark.len()).position(|window| window == armed.mark)?;
+        armed.left -= 1;
+        let cut = armed.cut;
+        drop(trap);
+        self.sprung.send_modify(|count| *count += 1);
+        Some(cut)
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((client, _)) = listener.accept().await {
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let mut target = shared.target.subscribe();
+            let to = target.borrow_and_update().clone();
+            // No server there: the client's connection is closed at once, as a dead host's would be.
+            let Ok(server) = UnixStream::connect(to).await else { return };
+            let _ = client.set_nodelay(true);
+            tokio::select! {
+                () = carry(client, server, &shared) => {}
+                _ = target.changed() => {}
+            }
+        });
+    }
+}
+
+/// Carries both directions until one of them ends, or the trap ends them.
+async fn carry(mut client: TcpStream, mut server: UnixStream, shared: &Shared) {
+    let reset = {
+        let (mut from_client, mut to_client) = client.split();
+        let (mut from_server, mut to_server) = server.split();
+        // Set when a request was caught, for its reply.
+        let pending = Mutex::new(None);
+        let reset = Mutex::new(false);
+        tokio::select! {
+            () = requests(&mut from_client, &mut to_server, shared, &pending) => {}
+            () = replies(&mut from_server, &mut to_client, shared, &pending, &reset) => {}
+        }
+        reset.into_inner().unwrap_or(false)
+    };
+    if reset {
+        let _ = client.set_zero_linger();
+    }
+}
+
+async fn requests(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    shared: &Shared,
+    pending: &Mutex<Option<Cut>>,
+) {
+    let mut bytes = vec![0; 256 * 1024];
+    while let Ok(count) = from.read(&mut bytes).await {
+        if count == 0 {
+            return;
+        }
+        match shared.caught(&bytes[..count], false) {
+            Some(Cut::BeforeRequest) => return,
+            Some(Cut::Swallow) => continue,
+            Some(cut) => *pending.lock().expect("the cut") = Some(cut),
+            None => {}
+        }
+        if to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn replies(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+    shared: &Shared,
+    pending: &Mutex<Option<Cut>>,
+    reset: &Mutex<bool>,
+) {
+    let mut bytes = vec![0; 256 * 1024];
+    while let Ok(count) = from.read(&mut bytes).await {
+        if count == 0 {
+            return;
+        }
+        let caught = pending.lock().expect("the cut").take();
+        let caught = caught.or_else(|| shared.caught(&bytes[..count], true));
+        match caught {
+            Some(Cut::MidReply) => {
+                let _ = to.write_all(&bytes[..count / 2]).await;
+                return;
+            }
+            Some(Cut::Reset) => {
+                *reset.lock().expect("the reset") = true;
+                return;
+            }
+            Some(Cut::Delay(delay)) => sleep(delay).await,
+            Some(_) => return,
+            None => {}
+        }
+        if to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}

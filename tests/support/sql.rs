@@ -1,0 +1,124 @@
+//! The register past core, SQLite or PostgreSQL alike: read, held up, and filled.
+
+use std::path::Path;
+
+use sqlx::any::{AnyPoolOptions, AnyRow};
+use sqlx::pool::PoolConnection;
+use sqlx::{Any, AnyPool, Row as _};
+
+/// A claim's row, as far as both databases spell it alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SqlClaim {
+    /// The claim's id.
+    pub id: String,
+    /// Whose.
+    pub user_id: String,
+    /// Units.
+    pub quantity: u64,
+    /// `granted`, …
+    pub status: String,
+    /// Of the Redis that granted it.
+    pub epoch: u64,
+    /// Raised by every change of it.
+    pub revision: u64,
+    /// Its place.
+    pub sequence: u64,
+    /// Days since 1970.
+    pub day: u64,
+}
+
+impl SqlClaim {
+    /// Whether its units are taken.
+    pub fn stands(&self) -> bool {
+        ["granted", "held"].contains(&self.status.as_str())
+    }
+}
+
+/// Core's register, whichever database it is.
+#[derive(Debug, Clone)]
+pub struct Sql {
+    pool: AnyPool,
+    is_sqlite: bool,
+}
+
+/// Writers wait until this is released.
+#[derive(Debug)]
+pub struct Held(PoolConnection<Any>);
+
+impl Sql {
+    /// The database at `url`.
+    pub fn open(url: &str) -> Self {
+        sqlx::any::install_default_drivers();
+        let pool = AnyPoolOptions::new().max_connections(4).connect_lazy(url);
+        Self {
+            pool: pool.expect("a database's address"),
+            is_sqlite: url.starts_with("sqlite"),
+        }
+    }
+
+    /// The SQLite file of the data folder `data`.
+    pub fn in_folder(data: &Path) -> Self {
+        Self::open(&format!(
+            "sqlite://{}?mode=rw",
+            data.join("claimgate.sqlite").display()
+        ))
+    }
+
+    /// All claims of a campaign in the order of their sequence.
+    pub async fn claims(&self, campaign: &str) -> Vec<SqlClaim> {
+        let query = "SELECT id, user_id, quantity, status, epoch, revision, sequence, day FROM claims \
+                     WHERE campaign_id = $1 ORDER BY sequence, epoch";
+        let rows = sqlx::query(query).bind(campaign.to_owned()).fetch_all(&self.pool);
+        rows.await.expect("claims").iter().map(read).collect()
+    }
+
+    /// One number that `query` asks for; `$1` is the campaign.
+    pub async fn number(&self, query: &'static str, campaign: &str) -> i64 {
+        let row = sqlx::query(query).bind(campaign.to_owned()).fetch_one(&self.pool);
+        row.await.expect("one row").try_get(0).expect("a number")
+    }
+
+    /// Runs a statement; the number of rows it touched.
+    pub async fn run(&self, statement: String) -> u64 {
+        let statement = sqlx::AssertSqlSafe(statement);
+        let done = sqlx::query(statement).execute(&self.pool).await;
+        done.expect("a statement").rows_affected()
+    }
+
+    /// Keeps everybody else from writing claims: SQLite's exclusive lock, or PostgreSQL's on every campaign's row.
+    pub async fn hold(&self) -> Held {
+        let mut connection = self.pool.acquire().await.expect("a connection");
+        let statements: &[&'static str] = if self.is_sqlite {
+            &["BEGIN EXCLUSIVE"]
+        } else {
+            &["BEGIN", "SELECT id FROM campaigns FOR UPDATE"]
+        };
+        for statement in statements {
+            let run = sqlx::query(*statement).execute(&mut *connection).await;
+            run.unwrap_or_else(|error| panic!("{statement}: {error}"));
+        }
+        Held(connection)
+    }
+}
+
+impl Held {
+    /// Lets the writers go on.
+    pub async fn release(mut self) {
+        let done = sqlx::query("ROLLBACK").execute(&mut *self.0).await;
+        done.expect("ROLLBACK");
+    }
+}
+
+fn read(row: &AnyRow) -> SqlClaim {
+    let number = |at: usize| u64::try_from(row.get::<i64, _>(at)).expect("no negative number");
+    SqlClaim {
+        id: row.get(0),
+        user_id: row.get(1),
+        quantity: number(2),
+        status: row.get(3),
+        epoch: number(4),
+        revision: number(5),
+        sequence: number(6),
+        day: number(7),
+    }
+}
