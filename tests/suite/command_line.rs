@@ -61,7 +61,7 @@ async fn ask(core: &Core, arguments: &[&str]) -> Said {
 #[tokio::test]
 async fn every_command_helps() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 12] = [
+    let commands: [&[&str]; 15] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -73,6 +73,9 @@ async fn every_command_helps() {
         &["campaign", "resume"],
         &["campaign", "end"],
         &["claim"],
+        &["confirm"],
+        &["return"],
+        &["reconcile"],
         &["token"],
     ];
     for words in commands {
