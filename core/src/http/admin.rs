@@ -311,9 +311,8 @@ pub async fn claims(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
     let after = query
         .cursor
         .as_deref()
-        .unwrap_or("0")
-        .parse()
-        .map_err(|_| Problem::invalid("cursor", "is not one of ours"))?;
+        .map_or_else(|| Ok(ClaimCursor::default()), str::parse)
+        .map_err(|why| Problem::invalid("cursor", why))?;
     let limit = query.limit()?;
     if headers
         .get(ACCEPT)

@@ -46,10 +46,12 @@ script! {
     /// Applies a version of a campaign's rules.
     CHANGE, "prelude.lua", "change.lua"
 }
-script! {
-    /// Reads a claim and the campaign's counters.
-    FIND, "prelude.lua", "find.lua"
-}
+/// Reads a claim and the campaign's counters. It writes nothing, so it runs without memory too: a campaign is drained,
+/// which frees memory, only once it has been found to be ready.
+pub static FIND: LazyLock<Script> = LazyLock::new(|| {
+    let text = concat!(include_str!("../../../lua/prelude.lua"), include_str!("../../../lua/find.lua"));
+    Script::new(&text.replacen("#!lua\n", "#!lua flags=no-writes,allow-oom\n", 1))
+});
 script! {
     /// Takes drained entries off the outbox.
     ACK, "ack.lua"
