@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test check setup clean
+.PHONY: help up test soak check setup clean
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 
@@ -21,6 +21,13 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 	@cargo build --release --bin claimgate
 	@scripts/build-edge.sh
 	@cargo test --workspace
+
+soak: ## the model for long, twenty rounds of the storm, and every mutant caught; SEED=, OPERATIONS=, ROUNDS=
+	@$(SETUP)
+	@cargo build --release --bin claimgate
+	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
+	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
+	@tests/mutants/run.sh
 
 check: ## format, lints, licences, and advisories where reachable
 	@$(SETUP) --lint

@@ -14,6 +14,10 @@ mod compare;
 mod frozen_clock;
 #[path = "model/game.rs"]
 mod game;
+#[path = "model/http.rs"]
+mod http;
+#[path = "model/old_copy.rs"]
+mod old_copy;
 #[path = "model/operations.rs"]
 mod operations;
 #[path = "model/reference.rs"]
@@ -31,6 +35,9 @@ use game::Tally;
 
 /// Operations on one campaign; then comes another one, under the next seed.
 const ONE_GAME: u64 = 2500;
+const ONE_GAME_HTTP: u64 = 1000;
+/// Over HTTP, an operation in so many.
+const HTTP_SHARE: u64 = 25;
 const OPERATIONS: u64 = 100_000;
 
 /// One thread: claims asked for together reach the gate in their order.
@@ -49,6 +56,24 @@ async fn the_system_does_what_the_model_says() {
         games += 1;
     }
     println!("{games} campaigns in {:?}: {tally:?}", started.elapsed());
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn the_same_over_http_with_core_killed_time_and_again() {
+    let (seed, operations) =
+        (number("SEED").unwrap_or_else(any_seed), number("OPERATIONS").unwrap_or(OPERATIONS));
+    println!("the model over HTTP: SEED={seed}");
+    let (started, mut played) = (Instant::now(), 0);
+    for game in 0.. {
+        if played >= operations / HTTP_SHARE {
+            break;
+        }
+        match http::play(seed + game, ONE_GAME_HTTP).await {
+            Ok(tally) => println!("{tally:?} in {:?}", started.elapsed()),
+            Err(failed) => panic!("{failed}"),
+        }
+        played += ONE_GAME_HTTP;
+    }
 }
 
 #[tokio::test(flavor = "current_thread")]

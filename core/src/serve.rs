@@ -93,7 +93,15 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
 async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
     wait_for(&app.ledger).await;
     if !ours {
-        for shortcoming in app.ledger.shortcomings().await? {
+        // It may be gone again before it was asked: then it is waited for again.
+        let shortcomings = loop {
+            match app.ledger.shortcomings().await {
+                Ok(found) => break found,
+                Err(_) => sleep(REDIS_POLL).await,
+            }
+            wait_for(&app.ledger).await;
+        };
+        for shortcoming in shortcomings {
             tracing::warn!("not promised with this Redis: {shortcoming}");
         }
     }

@@ -105,12 +105,12 @@ async fn one_key_deleted_beside_a_live_outbox() {
     let checker = Checker::create(&stage.core, "demo", ROOMY).await;
     let redis = stage.redis().await;
     for (at, what) in ["campaign", "users", "claims", "holds"].into_iter().enumerate() {
-        let held = stage.sql.hold().await;
         eventually(SOON, || async {
             let seen = checker.claim(&stage.core, &format!("first-{at}"), "k").await;
             holds(matches!(seen, Seen::Claimed { .. }), || format!("{seen:?}"))
         })
         .await;
+        let held = stage.sql.hold().await;
         checker.win(&stage.core, at * 20..at * 20 + 20).await;
         row.fault();
         redis.query::<()>(&["DEL", &key("demo", what)]).await;

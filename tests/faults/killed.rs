@@ -38,7 +38,7 @@ async fn killed_at_the_acknowledgement(row: Row, cut: Cut, left_in_the_outbox: b
     stage.drained("demo").await;
     stage.proxy().cut(cut, &ack_hash(), usize::MAX);
     let claims = checker.win(&stage.core, 10..40);
-    let (_, ()) = tokio::join!(stage.proxy().until_sprung(1), claims);
+    let ((), ()) = tokio::join!(stage.proxy().until_sprung(1), claims);
     let committed = stage.sql.claims("demo").await.len();
     assert!(committed > 10, "the cut comes after SQL's commit, not before: {committed}");
     row.kill();

@@ -1,1 +1,178 @@
-//! To come.
+//! The lease in Redis that saves two cores doing the same work. Core's own library, against a real Redis.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use claimgate_core::archive::Archive;
+use claimgate_core::ledger::Ledger;
+use claimgate_core::lock::{LockError, Owner};
+use redis::Client;
+use support::inspect::key;
+use support::{RedisServer, RedisView};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+use crate::tally::Row;
+
+const LEASE: Duration = Duration::from_millis(600);
+
+/// A Redis, and as many owners as a test wants.
+struct Locks {
+    server: RedisServer,
+    archive: Archive,
+    _folder: TempDir,
+}
+
+impl Locks {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = claimgate_core::archive::sqlite_url(&folder.path().join("register.sqlite"));
+        Self {
+            server: RedisServer::start().await,
+            archive: Archive::open(&url).await.unwrap(),
+            _folder: folder,
+        }
+    }
+
+    fn owner(&self) -> Owner {
+        let client = Client::open(self.server.url()).unwrap();
+        Owner::new(Arc::new(Ledger::new(client, self.archive.clone(), 1000))).unwrap()
+    }
+
+    async fn redis(&self) -> RedisView {
+        self.server.view().await
+    }
+}
+
+fn is_taken<T>(result: &Result<T, LockError>) -> bool {
+    matches!(result, Err(LockError::Taken))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_holder_cannot_release_anothers_lock() {
+    let row = Row::begin("lock: a late holder cannot release another's");
+    let locks = Locks::new().await;
+    let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
+    let late = slow.try_lock("work", LEASE).await.unwrap();
+    assert!(is_taken(&quick.try_lock("work", LEASE).await));
+    // As if the holder had slept past its lease.
+    row.fault();
+    locks.redis().await.query::<()>(&["DEL", "cg:lock:{work}"]).await;
+    let held = quick.try_lock("work", LEASE).await.unwrap();
+    assert!(held.token() > late.token(), "{} after {}", held.token(), late.token());
+    assert!(!late.release().await.unwrap(), "it was not the late one's to give up");
+    assert!(is_taken(&third.try_lock("work", LEASE).await), "the lock is still held");
+    assert!(held.release().await.unwrap());
+    third.try_lock("work", LEASE).await.unwrap().release().await.unwrap();
+    row.passed(7, "the late release changed nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_holder_finds_out() {
+    let row = Row::begin("lock: a late holder finds out");
+    let locks = Locks::new().await;
+    let (slow, quick) = (locks.owner(), locks.owner());
+    let late = slow.try_lock("work", LEASE).await.unwrap();
+    row.fault();
+    locks.redis().await.query::<()>(&["DEL", "cg:lock:{work}"]).await;
+    let held = quick.try_lock("work", LEASE).await.unwrap();
+    sleep(LEASE).await;
+    assert!(late.is_lost() && !held.is_lost());
+    row.passed(2, "its watchdog has told it");
+}
+
+/// What an old token still wants to write is refused, step by step (`load.lua`).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_token_cannot_write() {
+    let row = Row::begin("lock: an old token cannot write");
+    let locks = Locks::new().await;
+    let redis = locks.redis().await;
+    let load = concat!(include_str!("../../lua/prelude.lua"), include_str!("../../lua/load.lua"));
+    let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
+    let step = async |token: &str, step: &str, more: &[&str]| {
+        let mut command = vec!["EVAL", load, "5"];
+        command.extend(keys.iter().map(String::as_str));
+        command.extend(["1", "2", token, step]);
+        command.extend(more);
+        redis.query::<Vec<String>>(&command).await.remove(0)
+    };
+    assert_eq!(step("7", "begin", &[]).await, "done");
+    assert_eq!(step("8", "begin", &[]).await, "done", "a newer holder takes over");
+    row.fault();
+    assert_eq!(step("7", "users", &["alice", "record"]).await, "late");
+    assert_eq!(step("7", "open", &["0", "0", "switch", "on"]).await, "late");
+    assert_eq!(step("7", "begin", &[]).await, "late");
+    assert_eq!(redis.query::<u64>(&["HLEN", &keys[1]]).await, 1, "nothing but the sentinel");
+    assert_eq!(step("8", "open", &["0", "0", "switch", "on"]).await, "done");
+    assert_eq!(step("9", "begin", &[]).await, "late", "an open campaign is loaded only under a newer epoch");
+    row.passed(7, "load.lua answered late");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_longer_than_the_lease_keeps_it() {
+    let row = Row::begin("lock: work longer than the lease keeps it");
+    let locks = Locks::new().await;
+    let (worker, other) = (locks.owner(), locks.owner());
+    let lease = worker.try_lock("work", LEASE).await.unwrap();
+    for _ in 0..12 {
+        sleep(LEASE / 4).await;
+        assert!(is_taken(&other.try_lock("work", LEASE).await));
+    }
+    assert!(!lease.is_lost());
+    lease.release().await.unwrap();
+    other.try_lock("work", LEASE).await.unwrap();
+    row.passed(14, "held for three times its length");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crashed_holders_lock_frees_itself() {
+    let row = Row::begin("lock: a crashed holder's frees itself");
+    let locks = Locks::new().await;
+    let (crashed, other) = (locks.owner(), locks.owner());
+    row.fault();
+    // Dropped without being released, as in a process that ends: nobody prolongs it.
+    drop(crashed.try_lock("work", LEASE).await.unwrap());
+    let started = Instant::now();
+    assert!(is_taken(&other.try_lock("work", LEASE).await));
+    other.lock("work", LEASE, LEASE * 5).await.unwrap().release().await.unwrap();
+    let waited = started.elapsed();
+    assert!(waited >= LEASE / 2 && waited < LEASE * 3, "free after {waited:?}");
+    row.passed(3, &format!("free after {waited:?} of a lease of {LEASE:?}"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_may_enter_again() {
+    let row = Row::begin("lock: its owner may enter again");
+    let locks = Locks::new().await;
+    let (owner, other) = (locks.owner(), locks.owner());
+    let outer = owner.try_lock("work", LEASE).await.unwrap();
+    let inner = owner.try_lock("work", LEASE).await.unwrap();
+    assert_eq!(inner.token(), outer.token());
+    assert!(inner.release().await.unwrap());
+    assert!(is_taken(&other.try_lock("work", LEASE).await), "given up once, entered twice");
+    assert!(outer.release().await.unwrap());
+    other.try_lock("work", LEASE).await.unwrap();
+    row.passed(6, "free when it had left as often as it had entered");
+}
+
+/// Whoever waits asks less and less often, and at most for as long as it said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_backs_off() {
+    let row = Row::begin("lock: waiting backs off");
+    let locks = Locks::new().await;
+    let (holder, waiting) = (locks.owner(), locks.owner());
+    let lease = holder.try_lock("work", Duration::from_secs(30)).await.unwrap();
+    let redis = locks.redis().await;
+    redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
+    let (patience, started) = (Duration::from_secs(2), Instant::now());
+    assert!(is_taken(&waiting.lock("work", LEASE, patience).await));
+    let waited = started.elapsed();
+    assert!(waited >= patience && waited < patience + Duration::from_secs(1), "gave up after {waited:?}");
+    let stats: String = redis.query(&["INFO", "commandstats"]).await;
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
+    let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();
+    // 10 ms, doubled up to 500: 8 to 20 times in 2 s; every 10 ms it would have been 200.
+    assert!((5..=25).contains(&calls), "{calls} tries in {waited:?}");
+    lease.release().await.unwrap();
+    row.passed(2, &format!("{calls} tries in {waited:?}"));
+}

@@ -1,1 +1,85 @@
-//! To come.
+//! How long a large campaign takes to come back from SQL.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use support::inspect::key;
+use support::{SOON, binary, eventually, heavy, wait::holds};
+
+use crate::stage::Stage;
+use crate::tally::Row;
+
+/// Claims without `CLAIMS`; a core built for debugging gets a tenth.
+const CLAIMS: u64 = 1_000_000;
+/// What one million may take, on two cores.
+const MILLION_MAX: Duration = Duration::from_secs(20);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn from_sqlite() {
+    let _turn = heavy().await;
+    rebuild(Row::begin("a large campaign rebuilt: SQLite, embedded Redis"), Stage::embedded().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn from_postgres() {
+    let row = Row::begin("a large campaign rebuilt: PostgreSQL, embedded Redis");
+    let _turn = heavy().await;
+    match Stage::on_postgres(true).await {
+        Ok(stage) => rebuild(row, stage).await,
+        Err(why) => row.skip(&why),
+    }
+}
+
+async fn rebuild(row: Row, stage: Stage) {
+    let given = std::env::var("CLAIMS").ok().and_then(|count| count.parse().ok());
+    let debug = binary::claimgate().components().any(|part| part.as_os_str() == "debug");
+    let count = given.unwrap_or(if debug { CLAIMS / 10 } else { CLAIMS });
+    stage.core.create("demo", json!({"total": 2_000_000, "per_user": 4})).await;
+    let started = Instant::now();
+    assert_eq!(stage.sql.run(many_claims(count)).await, count);
+    let filled = started.elapsed();
+    row.fault();
+    let started = Instant::now();
+    let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
+    let command: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
+    stage.redis().await.query::<u64>(&command).await;
+    let view = eventually(MILLION_MAX * 3, || async {
+        let view = stage.core.admin_get("/admin/v1/campaigns/demo").await.json();
+        holds(view["ready"] == true && view["taken"] == count, || view.to_string()).map(|()| view)
+    })
+    .await;
+    let took = started.elapsed();
+    assert_eq!(view["sequence"], count);
+    assert!(took < MILLION_MAX, "{count} claims were back only after {took:?}");
+    // Two claims a user were there, and two more are allowed.
+    for (key, status) in [("k1", 201), ("k2", 201), ("k3", 409)] {
+        eventually(SOON, || async {
+            let reply = stage.core.claim("demo", "u1", key).await;
+            holds([200, status].contains(&reply.status), || reply.text())
+        })
+        .await;
+    }
+    stage.drained("demo").await;
+    let told = stage.reconciliation("demo").await;
+    assert_eq!(
+        (&told["agrees"], &told["redis"]["taken_by_users"]),
+        (&json!(true), &json!(count + 2)),
+        "{told}"
+    );
+    row.passed(
+        3,
+        &format!("{count} claims back after {took:.1?}, deletion included (filling SQL took {filled:.1?})"),
+    );
+}
+
+/// `count` claims of half as many users, one statement that both databases understand.
+fn many_claims(count: u64) -> String {
+    format!(
+        "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, claimed_at, \
+         expires_at, updated_at, total_then, taken_after) \
+         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) \
+         SELECT 'demo.u' || CAST(i / 2 AS TEXT) || '.000' || CAST(100000000000000000 + i AS TEXT) || 'A', 'demo', \
+         'u' || CAST(i / 2 AS TEXT), 1, 'granted', 1, 1, i, 20000, 1750000000000 + i, NULL, 1750000000000 + i, \
+         2000000, i FROM n"
+    )
+}

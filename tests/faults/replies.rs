@@ -61,7 +61,9 @@ async fn a_single_lost_reply_is_found_again_by_core_itself() {
     let row = Row::begin("one reply lost: core asks again");
     let stage = Stage::proxied().await;
     let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    for (at, cut) in [Cut::BeforeRequest, Cut::AfterRequest, Cut::MidReply, Cut::Reset].into_iter().enumerate() {
+    for (at, cut) in
+        [Cut::BeforeRequest, Cut::AfterRequest, Cut::MidReply, Cut::Reset].into_iter().enumerate()
+    {
         let user = format!("victim-{at}");
         stage.proxy().cut(cut, &user, 1);
         let seen = checker.claim(&stage.core, &user, "k").await;

@@ -1,8 +1,6 @@
 //! What a test stands on: cores, the Redis and the SQL under them, and who judges.
 
-use std::future::Future;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde_json::Value;
 use support::checker::{Checker, Expect, Limits};
@@ -25,7 +23,8 @@ pub struct Stage {
 }
 
 /// Limits that no test here reaches unless it wants to.
-pub const ROOMY: Limits = Limits { total: Some(100_000), per_user: Some(5_000), per_user_per_day: Some(5_000) };
+pub const ROOMY: Limits =
+    Limits { total: Some(100_000), per_user: Some(5_000), per_user_per_day: Some(5_000) };
 
 impl Stage {
     /// One core with all its own: embedded Redis, SQLite.
@@ -151,22 +150,4 @@ impl Stage {
 /// Where `server` listens.
 pub fn socket(server: &RedisServer) -> PathBuf {
     PathBuf::from(server.url().trim_start_matches("unix://"))
-}
-
-/// Runs `work` again and again, `pause` between, for as long as `other` takes; what `other` came to.
-pub async fn meanwhile<T, F: Future<Output = ()>>(
-    pause: Duration,
-    mut work: impl FnMut(usize) -> F,
-    other: impl Future<Output = T>,
-) -> T {
-    let again = async {
-        for at in 0.. {
-            work(at).await;
-            tokio::time::sleep(pause).await;
-        }
-    };
-    tokio::select! {
-        done = other => done,
-        () = again => unreachable!("it never ends"),
-    }
 }

@@ -82,7 +82,8 @@ async fn kill_again_and_again(stage: &mut Stage, storm: &Storm, row: &Row, numbe
     ticks.tick().await;
     for _ in 0..KILLS_A_ROUND {
         ticks.tick().await;
-        let (core, redis) = [(true, false), (false, true), (true, true)][usize::try_from(numbers.draw() % 3).unwrap()];
+        let (core, redis) =
+            [(true, false), (false, true), (true, true)][usize::try_from(numbers.draw() % 3).unwrap()];
         if redis {
             row.kill();
             *killed.entry("Redis").or_default() += 1;

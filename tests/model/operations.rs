@@ -9,6 +9,8 @@ use super::reference::{Limits, Model, Rules, Settlement, Switch};
 const SECOND_MS: i64 = 1000;
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
+/// Holds that a crowd gathers before they all come due.
+const CROWD: usize = 270;
 
 /// Zones with offsets of whole hours and not, ahead and behind, with and without clocks that change.
 const ZONES: [&str; 7] = [
@@ -87,6 +89,8 @@ pub struct Table {
     users: u32,
     keys: u32,
     batch_max: u32,
+    /// So many claims that more holds are due at once than one call gives back.
+    crowd: bool,
     /// Where the clock begins.
     pub begins_at: i64,
     /// Claims that have been granted at some time.
@@ -98,20 +102,25 @@ impl Table {
     pub fn lay(chance: &mut Chance) -> (Self, Rules) {
         let zone = TimeZone::get(chance.one_of(&ZONES).expect("a zone")).expect("a known zone");
         let begins_at = near_a_clock_change(&zone, chance);
-        // Now and then so many claims that more holds are due than one call gives back.
-        let crowd = chance.percent(10);
+        let crowd = chance.percent(20);
         let table = Self {
             users: if crowd { 300 } else { chance.count(2, 30) },
-            keys: if crowd { 6 } else { chance.count(4, 60) },
+            keys: if crowd { 12 } else { chance.count(4, 60) },
+            crowd,
             batch_max: if crowd { 250 } else { chance.count(3, 24) },
             begins_at,
             granted: Vec::new(),
         };
-        let limits = Limits {
-            total: limit(chance, if crowd { 90 } else { 40 }, 900),
-            per_user: limit(chance, 60, 60),
-            per_user_per_day: limit(chance, 50, 12),
-            per_claim: limit(chance, 40, 4),
+        let limits = if crowd {
+            let total = chance.percent(80).then(|| chance.count(500, 900));
+            Limits { total, per_user: limit(chance, 80, 20), ..Limits::default() }
+        } else {
+            Limits {
+                total: limit(chance, 40, 900),
+                per_user: limit(chance, 60, 60),
+                per_user_per_day: limit(chance, 50, 12),
+                per_claim: limit(chance, 40, 4),
+            }
         };
         let hold_seconds =
             (crowd || chance.percent(60)).then(|| chance.weighted(&[(3, 30), (3, 900), (1, 90_000)]));
@@ -156,6 +165,10 @@ impl Table {
         if chance.percent(1) {
             return Operation::Compare;
         }
+        // A crowd gathers first.
+        if self.crowd && model.holds.len() <= CROWD && chance.percent(60) {
+            return Operation::Claims(self.batch(chance));
+        }
         chance.weighted(&choices)(self, chance, now, model)
     }
 
@@ -170,6 +183,10 @@ impl Table {
                 _ => None,
             };
             let mut ask = ask.unwrap_or_else(|| self.any(chance));
+            // Somebody who has claimed before claims anew.
+            if let Some(known) = chance.one_of(&self.granted).filter(|_| chance.percent(20)) {
+                ask.user.clone_from(&known.user);
+            }
             if chance.percent(3) {
                 ask.quantity = quantity(chance);
             }
@@ -203,13 +220,16 @@ impl Table {
 
     /// Where the clock goes: to an edge, just before it or just past it, a little on, or a little back.
     fn clock(&self, chance: &mut Chance, now: i64, model: &Model) -> i64 {
+        if self.crowd && model.holds.len() > CROWD {
+            return model.holds.last().map_or(now, |(expires_at, _)| expires_at + 1);
+        }
         let midnight = || model.midnight_after(now.div_euclid(DAY_MS) - 1);
-        let edge = match chance.count(1, 12) {
+        let edge = match chance.count(1, 13) {
             1..=4 => model.holds.first().map(|(expires_at, _)| *expires_at),
             5..=6 => Some(midnight() + chance.within(0, 2) * DAY_MS),
             7 => Some(model.rules.starts_at),
-            8 => model.rules.ends_at,
-            9 => model.holds.last().map(|(expires_at, _)| *expires_at),
+            8..=9 => model.rules.ends_at,
+            10 => model.holds.last().map(|(expires_at, _)| *expires_at),
             _ => None,
         };
         let near = edge.filter(|edge| (now - 2 * HOUR_MS..now + 3 * DAY_MS).contains(edge));
@@ -224,7 +244,7 @@ impl Table {
 }
 
 fn quantity(chance: &mut Chance) -> u32 {
-    chance.weighted(&[(70, 1), (15, 2), (10, 3), (4, 5), (1, u32::MAX)])
+    chance.weighted(&[(70, 1), (15, 2), (10, 3), (3, 5), (2, u32::MAX)])
 }
 
 /// None `never` times in a hundred.
@@ -242,8 +262,8 @@ fn patch(chance: &mut Chance, now: i64, rules: &Rules) -> Rules {
         6 => limits.per_claim = limit(chance, 50, 5),
         7 => changed.starts_at = now + chance.weighted(&[(6, -DAY_MS), (1, HOUR_MS)]),
         _ => {
-            changed.ends_at =
-                chance.weighted(&[(4, None), (2, Some(3 * DAY_MS)), (1, Some(0))]).map(|on| now + on)
+            let ahead = chance.weighted(&[(3, None), (2, Some(3 * DAY_MS)), (2, Some(HOUR_MS))]);
+            changed.ends_at = ahead.map(|ahead| now + ahead);
         }
     }
     // A window runs forwards.
@@ -268,10 +288,10 @@ fn switch(chance: &mut Chance, rules: &Rules) -> Rules {
 fn near_a_clock_change(zone: &TimeZone, chance: &mut Chance) -> i64 {
     let skip = usize::from(chance.percent(50));
     let now = Timestamp::now();
-    let year = SignedDuration::from_hours(24 * 400);
-    let change = zone.following(now).take_while(|change| change.timestamp() < now + year).nth(skip);
-    match change {
-        Some(change) => change.timestamp().as_millisecond() - 36 * HOUR_MS,
+    let horizon = now + SignedDuration::from_hours(24 * 400);
+    let coming = zone.following(now).take_while(|step| step.timestamp() < horizon).nth(skip);
+    match coming {
+        Some(step) => step.timestamp().as_millisecond() - 36 * HOUR_MS,
         None => now.as_millisecond().div_euclid(DAY_MS) * DAY_MS + DAY_MS / 2,
     }
 }

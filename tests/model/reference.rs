@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::civil::{Date, date};
+use jiff::civil::date;
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp};
 
@@ -103,7 +103,9 @@ pub struct Left {
     pub version: u64,
 }
 
-const LIMIT_CODES: [&str; 3] = ["user_daily_limit_reached", "user_limit_reached", "sold_out"];
+const DAILY: &str = "user_daily_limit_reached";
+const USER: &str = "user_limit_reached";
+const TOTAL: &str = "sold_out";
 
 /// A campaign and its claims.
 #[derive(Debug, Clone)]
@@ -131,8 +133,7 @@ impl Model {
             for (answer, (id, quantity)) in answers.iter_mut().zip(asked) {
                 if answer.is_none() {
                     let decided = self.claim(now, id, *quantity);
-                    let by_limit =
-                        matches!(decided, Answer::Refused { code, .. } if LIMIT_CODES.contains(&code));
+                    let by_limit = matches!(decided, Answer::Refused { code, .. } if [DAILY, USER, TOTAL].contains(&code));
                     *answer = Some(decided).filter(|_| !(more_due && by_limit));
                 }
             }
@@ -189,13 +190,13 @@ impl Model {
             return Some(self.refused("quantity_out_of_range", None, None));
         }
         if let Some(left) = past(limits.per_user_per_day, self.taken_by(user, Some(day))) {
-            return Some(self.refused(LIMIT_CODES[0], Some(left), Some(self.midnight_after(day))));
+            return Some(self.refused(DAILY, Some(left), Some(self.midnight_after(day))));
         }
         if let Some(left) = past(limits.per_user, self.taken_by(user, None)) {
-            return Some(self.refused(LIMIT_CODES[1], Some(left), None));
+            return Some(self.refused(USER, Some(left), None));
         }
         let left = past(limits.total, self.taken)?;
-        Some(self.refused(LIMIT_CODES[2], Some(left), None))
+        Some(self.refused(TOTAL, Some(left), None))
     }
 
     fn grant(&mut self, now: i64, id: &Id, quantity: u32) -> View {
@@ -231,12 +232,8 @@ impl Model {
 
     /// A claim comes to stand otherwise; unless it is granted, its units go back.
     fn turn(&mut self, now: i64, id: &Id, status: Status) {
-        let Some(claim) = self.claims.get_mut(id) else {
-            return;
-        };
-        if claim.view.status == Status::Held
-            && let Some(expires_at) = claim.view.expires_at
-        {
+        let claim = self.claims.get_mut(id).expect("a claim that was found");
+        if let Some(expires_at) = claim.view.expires_at {
             self.holds.remove(&(expires_at, id.clone()));
         }
         if status == Status::Granted {
@@ -257,8 +254,9 @@ impl Model {
     /// The day on which this user's next claim counts: today, but never one before a day that this user has claimed on.
     fn day_of(&self, now: i64, user: &str) -> i64 {
         let claimed_on = self.claims_of(user).map(|claim| claim.day).max();
-        let date = instant(now).to_zoned(self.rules.zone.clone()).date();
-        days_since_1970(date).max(claimed_on.unwrap_or(0))
+        let instant = Timestamp::from_millisecond(now).expect("an instant");
+        let today = instant.to_zoned(self.rules.zone.clone()).date() - date(1970, 1, 1);
+        claimed_on.unwrap_or(0).max(today.get_days().into())
     }
 
     fn taken_by(&self, user: &str, day: Option<i64>) -> u64 {
@@ -296,12 +294,4 @@ impl Model {
     fn refused(&self, code: &'static str, remaining: Option<u32>, at: Option<i64>) -> Answer {
         Answer::Refused { code, remaining, at, version: self.rules.version }
     }
-}
-
-fn instant(ms: i64) -> Timestamp {
-    Timestamp::from_millisecond(ms).expect("an instant")
-}
-
-fn days_since_1970(day: Date) -> i64 {
-    i64::from((day - date(1970, 1, 1)).get_days())
 }

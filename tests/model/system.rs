@@ -212,7 +212,7 @@ impl System {
         self.redis.view().await.query::<()>(&["CONFIG", "SET", "maxmemory", bytes]).await;
     }
 
-    /// Drains until the outbox is empty, while the script that counts what is in it is refused.
+    /// Drains until the outbox is empty, asking Redis past core.
     pub async fn drain_starved(&self) -> Result<(), String> {
         let (stop, drain) = self.start_drain();
         let (redis, started) = (self.redis.view().await, Instant::now());
@@ -270,7 +270,8 @@ pub fn model_id(ask: &Ask) -> Id {
     (ask.user.clone(), claim_id(ask).digest)
 }
 
-fn claim_id(ask: &Ask) -> ClaimId {
+/// The claim's id.
+pub fn claim_id(ask: &Ask) -> ClaimId {
     request(ask).claim_id()
 }
 

@@ -58,7 +58,7 @@ defect() {
         echo "MISSED  $name ($((SECONDS - started)) s)"
     else
         caught+=("$name")
-        echo "caught  $name ($((SECONDS - started)) s): $(grep -m 1 -E 'SEED=.* fails|panicked' "$log/$name" || true)"
+        echo "caught  $name ($((SECONDS - started)) s): $(grep -m 1 -E 'fails at operation' "$log/$name" || true)"
     fi
     cat "$root/$file" >"$tree/$file"
 }

@@ -34,35 +34,19 @@ async fn a_grant_says_what_was_given_and_a_replay_says_the_same() {
         "status": "granted", "sequence": 1, "claimed_at": at, "expires_at": null,
     });
     assert_eq!(claim(&granted), expected);
-    assert_eq!(
-        (
-            granted.header("idempotent-replayed"),
-            granted.header("cache-control")
-        ),
-        ("", "no-store")
-    );
+    assert_eq!((granted.header("idempotent-replayed"), granted.header("cache-control")), ("", "no-store"));
     let again = core.claim_units("demo", "alice", "k1", 2).await.expect(200);
-    assert_eq!(
-        (claim(&again), again.header("idempotent-replayed")),
-        (expected, "true")
-    );
+    assert_eq!((claim(&again), again.header("idempotent-replayed")), (expected, "true"));
     assert_eq!(again.json()["remaining"], 8);
 }
 
 #[tokio::test]
 async fn the_claim_id_is_the_one_of_the_contract() {
     // printf '\0\0\0\4demo\0\0\0\5alice\0\0\0\2k1' | sha256sum
-    assert_eq!(
-        claim_id("demo", "alice", "k1"),
-        "demo.alice.7qS1suZRPTSNsAtig2V7tg"
-    );
+    assert_eq!(claim_id("demo", "alice", "k1"), "demo.alice.7qS1suZRPTSNsAtig2V7tg");
     let core = Core::start().await;
     core.create("demo", json!({})).await;
-    for (user, key) in [
-        ("alice", "k1"),
-        ("a", "b-_c"),
-        (&*"u".repeat(64), &*"K".repeat(64)),
-    ] {
+    for (user, key) in [("alice", "k1"), ("a", "b-_c"), (&*"u".repeat(64), &*"K".repeat(64))] {
         let granted = core.claim("demo", user, key).await.expect(201);
         assert_eq!(claim(&granted)["id"], claim_id("demo", user, key));
     }
@@ -74,20 +58,12 @@ async fn quantity_is_one_when_left_out_and_nothing_is_limited_by_default() {
     core.create("free", json!({})).await;
     let body = json!({"campaign_id": "free", "user_id": "a", "idempotency_key": "k"});
     let granted = core.post_claim(&body).await.expect(201).json();
-    assert_eq!(
-        (&granted["claim"]["quantity"], &granted["remaining"]),
-        (&json!(1), &json!(null))
-    );
+    assert_eq!((&granted["claim"]["quantity"], &granted["remaining"]), (&json!(1), &json!(null)));
     for at in 0..3 {
-        core.claim_units("free", "a", &format!("big{at}"), u32::MAX)
-            .await
-            .expect(201);
+        core.claim_units("free", "a", &format!("big{at}"), u32::MAX).await.expect(201);
     }
     let view = core.campaign("free").await;
-    assert_eq!(
-        (&view["remaining"], &view["state"]),
-        (&json!(null), &json!("open"))
-    );
+    assert_eq!((&view["remaining"], &view["state"]), (&json!(null), &json!("open")));
     let limits = json!({"total": null, "per_user": null, "per_user_per_day": null, "per_claim": null});
     assert_eq!(view["limits"], limits);
     let taken = core.admin_get("/admin/v1/campaigns/free").await.json()["taken"].clone();
@@ -99,10 +75,7 @@ async fn the_same_key_with_another_quantity_is_refused_and_another_users_key_is_
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let alice = core.claim("demo", "alice", "k").await.expect(201);
-    let reused = core
-        .claim_units("demo", "alice", "k", 2)
-        .await
-        .refused(422, "idempotency_key_reused");
+    let reused = core.claim_units("demo", "alice", "k", 2).await.refused(422, "idempotency_key_reused");
     assert_eq!(reused.json()["version"], 1);
     let bob = core.claim("demo", "bob", "k").await.expect(201);
     assert_ne!(claim(&alice)["id"], claim(&bob)["id"]);
@@ -123,15 +96,10 @@ async fn a_look_up_tells_once_sql_holds_the_claim() {
     })
     .await;
     let row = core.register().await.claims("demo").await.remove(0);
-    assert_eq!(
-        (row.id.as_str(), row.sequence, row.quantity, row.status.as_str()),
-        (id, 1, 1, "granted")
-    );
+    assert_eq!((row.id.as_str(), row.sequence, row.quantity, row.status.as_str()), (id, 1, 1, "granted"));
     assert_eq!(row.claimed_at, ms(granted["claimed_at"].as_str().unwrap()));
     assert_eq!(row.day, row.claimed_at.div_euclid(86_400_000));
-    core.look_up(&claim_id("demo", "alice", "other"))
-        .await
-        .refused(404, "claim_not_found");
+    core.look_up(&claim_id("demo", "alice", "other")).await.refused(404, "claim_not_found");
 }
 
 #[tokio::test]
@@ -149,14 +117,10 @@ async fn a_winner_meets_the_claim_whatever_the_campaign_has_become() {
     core.claim("demo", "bob", "k").await.refused(403, "paused");
     replay("paused").await;
     core.switch("demo", "resume").await.expect(200);
-    core.patch("demo", json!({"ends_at": from_now(-1)}))
-        .await
-        .expect(200);
+    core.patch("demo", json!({"ends_at": from_now(-1)})).await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "ended");
     replay("past the window").await;
-    core.patch("demo", json!({"starts_at": from_now(3600), "ends_at": null}))
-        .await
-        .expect(200);
+    core.patch("demo", json!({"starts_at": from_now(3600), "ends_at": null})).await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "not_started");
     replay("before the window").await;
     core.switch("demo", "end").await.expect(200);
@@ -171,19 +135,12 @@ async fn a_denied_key_is_decided_afresh() {
     core.create("demo", json!({"total": 1})).await;
     core.claim("demo", "alice", "k").await.expect(201);
     core.claim("demo", "bob", "k").await.refused(409, "sold_out");
-    core.patch("demo", json!({"limits": {"total": 2}}))
-        .await
-        .expect(200);
+    core.patch("demo", json!({"limits": {"total": 2}})).await.expect(200);
     let granted = core.claim("demo", "bob", "k").await.expect(201).json();
-    assert_eq!(
-        (&granted["claim"]["sequence"], &granted["version"]),
-        (&json!(2), &json!(2))
-    );
+    assert_eq!((&granted["claim"]["sequence"], &granted["version"]), (&json!(2), &json!(2)));
     core.switch("demo", "pause").await.expect(200);
     core.claim("demo", "carol", "k").await.refused(403, "paused");
-    core.patch("demo", json!({"limits": {"total": null}}))
-        .await
-        .expect(200);
+    core.patch("demo", json!({"limits": {"total": null}})).await.expect(200);
     core.switch("demo", "resume").await.expect(200);
     core.claim_units("demo", "carol", "k", 3).await.expect(201);
 }
@@ -193,22 +150,11 @@ async fn quantity_is_all_or_nothing() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
     core.claim_units("demo", "alice", "k", 3).await.expect(201);
-    let refused = core
-        .claim_units("demo", "bob", "k", 3)
-        .await
-        .refused(409, "sold_out")
-        .json();
-    assert_eq!(
-        (&refused["remaining"], &refused["limit"]),
-        (&json!(2), &json!("total"))
-    );
+    let refused = core.claim_units("demo", "bob", "k", 3).await.refused(409, "sold_out").json();
+    assert_eq!((&refused["remaining"], &refused["limit"]), (&json!(2), &json!("total")));
     assert_eq!(core.campaign("demo").await["remaining"], 2);
     core.claim_units("demo", "bob", "k2", 2).await.expect(201);
-    let refused = core
-        .claim("demo", "carol", "k")
-        .await
-        .refused(409, "sold_out")
-        .json();
+    let refused = core.claim("demo", "carol", "k").await.refused(409, "sold_out").json();
     assert_eq!(refused["remaining"], 0);
     assert_eq!(core.campaign("demo").await["state"], "sold_out");
 }
@@ -225,15 +171,8 @@ async fn each_limit_alone_allows_exactly_what_it_says() {
         core.create(&id, json!({limit: 3})).await;
         core.claim_units(&id, "alice", "a", 4).await.refused(409, code);
         core.claim_units(&id, "alice", "b", 2).await.expect(201);
-        let refused = core
-            .claim_units(&id, "alice", "c", 2)
-            .await
-            .refused(409, code)
-            .json();
-        assert_eq!(
-            (&refused["remaining"], &refused["limit"]),
-            (&json!(1), &json!(limit))
-        );
+        let refused = core.claim_units(&id, "alice", "c", 2).await.refused(409, code).json();
+        assert_eq!((&refused["remaining"], &refused["limit"]), (&json!(1), &json!(limit)));
         core.claim(&id, "alice", "d").await.expect(201);
         let refused = core.claim(&id, "alice", "e").await.refused(409, code).json();
         assert_eq!(refused["remaining"], 0);
@@ -246,9 +185,7 @@ async fn each_limit_alone_allows_exactly_what_it_says() {
 async fn per_claim_bounds_one_claim_and_not_their_number() {
     let core = Core::start().await;
     core.create("demo", json!({"per_claim": 2})).await;
-    core.claim_units("demo", "alice", "a", 3)
-        .await
-        .refused(422, "quantity_out_of_range");
+    core.claim_units("demo", "alice", "a", 3).await.refused(422, "quantity_out_of_range");
     for key in ["b", "c", "d"] {
         core.claim_units("demo", "alice", key, 2).await.expect(201);
     }
@@ -262,57 +199,35 @@ async fn the_first_rule_that_refuses_is_named() {
     let all = json!({"total": 4, "per_user": 3, "per_user_per_day": 2, "per_claim": 2});
     core.create("demo", all).await;
     let ask = async |user: &str, key: &str, units, status, code: &str| {
-        assert_eq!(
-            core.claim_units("demo", user, key, units)
-                .await
-                .refused(status, code)
-                .status,
-            status
-        );
+        assert_eq!(core.claim_units("demo", user, key, units).await.refused(status, code).status, status);
     };
     core.claim_units("demo", "alice", "1", 2).await.expect(201);
     ask("alice", "2", 3, 422, "quantity_out_of_range").await;
     ask("alice", "2", 2, 409, "user_daily_limit_reached").await;
-    core.patch("demo", json!({"limits": {"per_user_per_day": 5}}))
-        .await
-        .expect(200);
+    core.patch("demo", json!({"limits": {"per_user_per_day": 5}})).await.expect(200);
     ask("alice", "2", 2, 409, "user_limit_reached").await;
     core.claim("demo", "bob", "1").await.expect(201);
     core.claim("demo", "bob", "2").await.expect(201);
     ask("alice", "2", 2, 409, "user_limit_reached").await;
     ask("alice", "2", 1, 409, "sold_out").await;
-    core.patch("demo", json!({"ends_at": from_now(-1)}))
-        .await
-        .expect(200);
+    core.patch("demo", json!({"ends_at": from_now(-1)})).await.expect(200);
     ask("alice", "2", 3, 403, "ended").await;
     core.switch("demo", "pause").await.expect(200);
     ask("alice", "2", 3, 403, "paused").await;
     ask("alice", "1", 1, 422, "idempotency_key_reused").await;
-    assert_eq!(
-        core.admin_get("/admin/v1/campaigns/demo").await.json()["taken"],
-        4
-    );
+    assert_eq!(core.admin_get("/admin/v1/campaigns/demo").await.json()["taken"], 4);
 }
 
 #[tokio::test]
 async fn a_refusal_by_one_limit_takes_nothing_from_another() {
     let core = Core::start().await;
-    core.create("demo", json!({"total": 10, "per_user": 3, "per_user_per_day": 2}))
-        .await;
+    core.create("demo", json!({"total": 10, "per_user": 3, "per_user_per_day": 2})).await;
     core.claim_units("demo", "alice", "1", 2).await.expect(201);
     for key in 0..5 {
-        core.claim("demo", "alice", &format!("no{key}"))
-            .await
-            .refused(409, "user_daily_limit_reached");
+        core.claim("demo", "alice", &format!("no{key}")).await.refused(409, "user_daily_limit_reached");
     }
-    core.patch("demo", json!({"limits": {"per_user_per_day": null}}))
-        .await
-        .expect(200);
-    let refused = core
-        .claim_units("demo", "alice", "2", 2)
-        .await
-        .refused(409, "user_limit_reached")
-        .json();
+    core.patch("demo", json!({"limits": {"per_user_per_day": null}})).await.expect(200);
+    let refused = core.claim_units("demo", "alice", "2", 2).await.refused(409, "user_limit_reached").json();
     assert_eq!(refused["remaining"], 1);
     core.claim("demo", "alice", "3").await.expect(201);
     assert_eq!(core.campaign("demo").await["remaining"], 7);
@@ -325,27 +240,17 @@ async fn all_of_a_users_many_claims_can_be_replayed() {
     core.create("demo", json!({"per_user": CLAIMS})).await;
     let mut won = Vec::new();
     for at in 0..CLAIMS {
-        won.push(claim(
-            &core.claim("demo", "alice", &format!("k{at}")).await.expect(201),
-        ));
+        won.push(claim(&core.claim("demo", "alice", &format!("k{at}")).await.expect(201)));
     }
-    core.claim("demo", "alice", "more")
-        .await
-        .refused(409, "user_limit_reached");
+    core.claim("demo", "alice", "more").await.refused(409, "user_limit_reached");
     let redis = core.redis().await;
-    assert_eq!(
-        redis.moved_claims("demo").await,
-        CLAIMS - 8,
-        "eight stay in the user's record"
-    );
+    assert_eq!(redis.moved_claims("demo").await, CLAIMS - 8, "eight stay in the user's record");
     for (at, won) in won.iter().enumerate() {
         let again = core.claim("demo", "alice", &format!("k{at}")).await.expect(200);
         assert_eq!(claim(&again), *won);
         let found = core.look_up(won["id"].as_str().unwrap()).await.expect(200);
         assert_eq!(claim(&found)["sequence"], won["sequence"]);
-        core.claim_units("demo", "alice", &format!("k{at}"), 2)
-            .await
-            .refused(422, "idempotency_key_reused");
+        core.claim_units("demo", "alice", &format!("k{at}"), 2).await.refused(422, "idempotency_key_reused");
     }
     assert_eq!(core.register().await.until("demo", 30).await.len(), 30);
 }
@@ -357,10 +262,7 @@ async fn the_window_opens_and_closes_at_its_edges() {
     body["starts_at"] = json!(from_now(2));
     body["ends_at"] = json!(from_now(4));
     core.create_with(body.clone()).await;
-    let (opens, closes) = (
-        ms(body["starts_at"].as_str().unwrap()),
-        ms(body["ends_at"].as_str().unwrap()),
-    );
+    let (opens, closes) = (ms(body["starts_at"].as_str().unwrap()), ms(body["ends_at"].as_str().unwrap()));
     let mut granted = 0;
     let first = core.claim("demo", "a", "k").await.refused(403, "not_started");
     assert!(now_ms() < opens + 1000, "refused long after it opened");
@@ -370,18 +272,12 @@ async fn the_window_opens_and_closes_at_its_edges() {
         match reply.status {
             201 => {
                 let at = ms(claim(&reply)["claimed_at"].as_str().unwrap());
-                assert!(
-                    (opens..closes).contains(&at),
-                    "granted at {at}, outside of {opens}..{closes}"
-                );
+                assert!((opens..closes).contains(&at), "granted at {at}, outside of {opens}..{closes}");
                 granted += 1;
             }
             _ if reply.code() == "not_started" => assert!(granted == 0, "closed again before its end"),
             _ => {
-                assert_eq!(
-                    ms(reply.refused(403, "ended").json()["ends_at"].as_str().unwrap()),
-                    closes
-                );
+                assert_eq!(ms(reply.refused(403, "ended").json()["ends_at"].as_str().unwrap()), closes);
                 break;
             }
         }
@@ -412,46 +308,22 @@ async fn a_claim_completes_when_its_client_hangs_up() {
 async fn the_edge_claims_and_reads_for_its_user_alone() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
-    let granted = Signed::claim(&core, "demo", "alice", "k")
-        .send(&core)
-        .await
-        .expect(201);
+    let granted = Signed::claim(&core, "demo", "alice", "k").send(&core).await.expect(201);
     let path = format!("/internal/v1/claims/{}", claim(&granted)["id"].as_str().unwrap());
     let found = Signed::get(&core, &path, "alice").send(&core).await.expect(200);
     assert_eq!(claim(&found)["user_id"], "alice");
-    let other = Signed::get(&core, &path, "bob")
-        .send(&core)
-        .await
-        .refused(404, "claim_not_found");
+    let other = Signed::get(&core, &path, "bob").send(&core).await.refused(404, "claim_not_found");
     let missing_path = format!("/internal/v1/claims/{}", claim_id("demo", "bob", "none"));
-    let missing = Signed::get(&core, &missing_path, "bob")
-        .send(&core)
-        .await
-        .refused(404, "claim_not_found");
-    assert_eq!(
-        other.json()["detail"],
-        missing.json()["detail"],
-        "missing or not yours: the same answer"
-    );
-    let view = Signed::get(&core, "/internal/v1/campaigns/demo", "")
-        .send(&core)
-        .await
-        .expect(200)
-        .json();
+    let missing = Signed::get(&core, &missing_path, "bob").send(&core).await.refused(404, "claim_not_found");
+    assert_eq!(other.json()["detail"], missing.json()["detail"], "missing or not yours: the same answer");
+    let view = Signed::get(&core, "/internal/v1/campaigns/demo", "").send(&core).await.expect(200).json();
     assert_eq!(view["remaining"], 4);
     let mut signed = Signed::claim(&core, "demo", "alice", "k2");
     signed.body = claim_body("demo", "bob", "k2", 1).to_string();
     signed.send(&core).await.refused(403, "forbidden");
-    let admin = core
-        .client()
-        .request(Method::GET, &core.admin_url("/admin/v1/campaigns"));
+    let admin = core.client().request(Method::GET, &core.admin_url("/admin/v1/campaigns"));
     let signed = Signed::get(&core, "/admin/v1/campaigns", "alice");
-    let admin = admin
-        .header("X-Claimgate-Key", &signed.kid)
-        .header("X-Claimgate-Signature", signed.signature());
-    assert_eq!(
-        core.client().send(admin).await.unwrap().status,
-        401,
-        "the edge is no admin"
-    );
+    let admin =
+        admin.header("X-Claimgate-Key", &signed.kid).header("X-Claimgate-Signature", signed.signature());
+    assert_eq!(core.client().send(admin).await.unwrap().status, 401, "the edge is no admin");
 }

@@ -25,20 +25,12 @@ impl Timed {
     async fn start(zone: &str) -> Self {
         let clock = Clock::new();
         let redis = RedisServer::start_on(&clock).await;
-        let core = CoreOptions::default()
-            .with("CLAIMGATE_REDIS_URL", redis.url())
-            .start()
-            .await;
+        let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
         let mut body = campaign("demo", json!({"per_user_per_day": 1}));
         body["time_zone"] = json!(zone);
         body["starts_at"] = json!(support::times::from_now(-365 * 86_400));
         core.create_with(body).await;
-        Self {
-            clock,
-            core,
-            _redis: redis,
-            asked: 0,
-        }
+        Self { clock, core, _redis: redis, asked: 0 }
     }
 
     /// One claim of `user`, by a new key, with Redis' clock set to `at_ms`.
@@ -60,11 +52,7 @@ impl Timed {
 
     /// Refused for today; `resets_at` is the given midnight.
     async fn refused_at(&mut self, user: &str, at_ms: i64, midnight_ms: i64) {
-        let refused = self
-            .claim_at(user, at_ms)
-            .await
-            .refused(409, "user_daily_limit_reached")
-            .json();
+        let refused = self.claim_at(user, at_ms).await.refused(409, "user_daily_limit_reached").json();
         assert_eq!(ms(refused["resets_at"].as_str().unwrap()), midnight_ms);
         assert_eq!(refused["remaining"], 0);
     }
@@ -73,17 +61,12 @@ impl Timed {
     async fn days(&self, user: &str, count: usize) -> Vec<String> {
         let rows = self.core.register().await.until("demo", count).await;
         let mine = rows.iter().filter(|row| row.user_id == user);
-        mine.map(|row| (date(1970, 1, 1) + jiff::Span::new().days(row.day)).to_string())
-            .collect()
+        mine.map(|row| (date(1970, 1, 1) + jiff::Span::new().days(row.day)).to_string()).collect()
     }
 }
 
 fn utc_ms(day: jiff::civil::Date, hour: i8) -> i64 {
-    day.at(hour, 0, 0, 0)
-        .to_zoned(TimeZone::UTC)
-        .unwrap()
-        .timestamp()
-        .as_millisecond()
+    day.at(hour, 0, 0, 0).to_zoned(TimeZone::UTC).unwrap().timestamp().as_millisecond()
 }
 
 #[tokio::test]
@@ -95,37 +78,21 @@ async fn a_minute_to_midnight_and_a_minute_past_are_two_days_in_shanghai() {
     timed.granted_at("alice", midnight - SECOND).await;
     timed.refused_at("alice", midnight - SECOND / 2, midnight).await;
     timed.granted_at("alice", midnight + SECOND).await;
-    timed
-        .refused_at("alice", midnight + 2 * SECOND, midnight + DAY)
-        .await;
+    timed.refused_at("alice", midnight + 2 * SECOND, midnight + DAY).await;
     // Midnight in UTC is the middle of the morning there.
     timed.granted_at("bob", midnight + 8 * HOUR - SECOND).await;
-    timed
-        .refused_at("bob", midnight + 8 * HOUR + SECOND, midnight + DAY)
-        .await;
-    let (first, second) = (
-        today.tomorrow().unwrap(),
-        today.tomorrow().unwrap().tomorrow().unwrap(),
-    );
-    assert_eq!(
-        timed.days("alice", 3).await,
-        [first.to_string(), second.to_string()]
-    );
+    timed.refused_at("bob", midnight + 8 * HOUR + SECOND, midnight + DAY).await;
+    let (first, second) = (today.tomorrow().unwrap(), today.tomorrow().unwrap().tomorrow().unwrap());
+    assert_eq!(timed.days("alice", 3).await, [first.to_string(), second.to_string()]);
     assert_eq!(timed.days("bob", 3).await, [second.to_string()]);
 }
 
 /// The next day on which New York's clocks go forward (`month` 3, `sunday` 2) or back (11, 1), from tomorrow on.
 fn next_step(month: i8, sunday: i8) -> jiff::civil::Date {
-    let tomorrow = jiff::Timestamp::now()
-        .to_zoned(TimeZone::UTC)
-        .date()
-        .tomorrow()
-        .unwrap();
+    let tomorrow = jiff::Timestamp::now().to_zoned(TimeZone::UTC).date().tomorrow().unwrap();
     (0..2)
         .map(|year| {
-            date(tomorrow.year() + year, month, 1)
-                .nth_weekday_of_month(sunday, Weekday::Sunday)
-                .unwrap()
+            date(tomorrow.year() + year, month, 1).nth_weekday_of_month(sunday, Weekday::Sunday).unwrap()
         })
         .find(|day| *day > tomorrow)
         .unwrap()
@@ -175,46 +142,26 @@ async fn a_clock_set_back_gives_no_second_allowance_and_moves_no_count() {
     for back in [HOUR + SECOND, 3 * HOUR, DAY, 30 * DAY] {
         let reply = timed.claim_at("alice", midnight + HOUR - back).await;
         let refused = reply.refused(409, "user_daily_limit_reached").json();
-        assert_eq!(
-            ms(refused["resets_at"].as_str().unwrap()),
-            midnight + DAY,
-            "{back} ms back"
-        );
+        assert_eq!(ms(refused["resets_at"].as_str().unwrap()), midnight + DAY, "{back} ms back");
         assert_eq!(
             timed.core.claim("demo", "alice", "k1").await.status,
             200,
             "the first claim is still there"
         );
     }
-    assert_eq!(
-        timed.core.admin_get("/admin/v1/campaigns/demo").await.json()["taken"],
-        before
-    );
-    timed
-        .refused_at("alice", midnight + 2 * HOUR, midnight + DAY)
-        .await;
+    assert_eq!(timed.core.admin_get("/admin/v1/campaigns/demo").await.json()["taken"], before);
+    timed.refused_at("alice", midnight + 2 * HOUR, midnight + DAY).await;
     timed.granted_at("alice", midnight + DAY + HOUR).await;
-    assert_eq!(
-        timed.days("alice", 2).await.len(),
-        2,
-        "SQL hears of claims on a clock that was set back"
-    );
+    assert_eq!(timed.days("alice", 2).await.len(), 2, "SQL hears of claims on a clock that was set back");
     timed.granted_at("bob", midnight - 10 * DAY).await;
-    assert_eq!(
-        timed.days("bob", 3).await.len(),
-        1,
-        "SQL hears of claims on a clock set back"
-    );
+    assert_eq!(timed.days("bob", 3).await.len(), 1, "SQL hears of claims on a clock set back");
 }
 
 #[tokio::test]
 async fn the_window_moves_with_redis_clock() {
     let clock = Clock::new();
     let redis = RedisServer::start_on(&clock).await;
-    let core = CoreOptions::default()
-        .with("CLAIMGATE_REDIS_URL", redis.url())
-        .start()
-        .await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
     let mut body = campaign("demo", json!({}));
     body["starts_at"] = json!(support::times::from_now(3600));
     body["ends_at"] = json!(support::times::from_now(7200));
@@ -234,10 +181,7 @@ async fn the_window_moves_with_redis_clock() {
 async fn past_the_calendar_nothing_is_decided() {
     let mut timed = Timed::start("Asia/Shanghai").await;
     timed.granted_at("alice", now_ms() + 400 * DAY).await;
-    timed
-        .claim_at("alice", now_ms() + 3 * 366 * DAY)
-        .await
-        .refused(503, "campaign_not_ready");
+    timed.claim_at("alice", now_ms() + 3 * 366 * DAY).await.refused(503, "campaign_not_ready");
     timed.clock.move_by_ms(0);
     timed.core.claim("demo", "bob", "now").await.expect(201);
 }
@@ -258,19 +202,12 @@ async fn cores_own_clock_changes_no_decision() {
         core.create_with(body).await;
         let granted = core.claim("demo", "alice", "k").await.expect(201).json();
         let claimed_at = ms(granted["claim"]["claimed_at"].as_str().unwrap());
-        assert!(
-            (claimed_at - now_ms()).abs() < 10 * SECOND,
-            "dated by core's clock"
-        );
-        core.claim("demo", "alice", "k2")
-            .await
-            .refused(409, "user_daily_limit_reached");
+        assert!((claimed_at - now_ms()).abs() < 10 * SECOND, "dated by core's clock");
+        core.claim("demo", "alice", "k2").await.refused(409, "user_daily_limit_reached");
         let view = core.campaign("demo").await;
         assert_eq!(view["state"], "open", "core's clock is {moved} ms off");
         assert!((ms(view["server_time"].as_str().unwrap()) - now_ms()).abs() < 10 * SECOND);
-        core.patch("demo", json!({"ends_at": support::times::from_now(-1)}))
-            .await
-            .expect(200);
+        core.patch("demo", json!({"ends_at": support::times::from_now(-1)})).await.expect(200);
         core.claim("demo", "bob", "k").await.refused(403, "ended");
         let signed = support::signing::Signed::claim(&core, "demo", "alice", "k");
         signed.send(&core).await.refused(401, "unauthenticated");

@@ -169,7 +169,8 @@ impl Checker {
         seen
     }
 
-    fn keep(&self, wish: &Wish, seen: Seen) {
+    /// Takes note of what the caller of `wish` was told.
+    pub fn keep(&self, wish: &Wish, seen: Seen) {
         if seen == Seen::Unknown {
             self.unknown.fetch_add(1, Ordering::Relaxed);
         }
@@ -191,10 +192,12 @@ impl Checker {
     /// Waits until nobody has anything left to do, then checks everything. Panics with what is wrong.
     pub async fn judge(&self, cores: &[&Core], sql: &Sql, redis: &RedisView, expect: Expect<'_>) -> Verdict {
         self.settle(cores[0]).await;
+        self.until_quiet(cores, redis).await;
+        self.within_limits(&standing(&sql.claims(&self.campaign).await));
         self.claims_succeed(cores).await;
         self.until_quiet(cores, redis).await;
         let rows = sql.claims(&self.campaign).await;
-        let standing: Vec<_> = rows.iter().filter(|row| row.stands()).collect();
+        let standing = standing(&rows);
         self.within_limits(&standing);
         self.same_in_redis(&standing, redis).await;
         let gaps = sequences_are_unique(&rows);
@@ -230,25 +233,38 @@ impl Checker {
     async fn claims_succeed(&self, cores: &[&Core]) {
         for (at, core) in cores.iter().enumerate() {
             let user = format!("new-{at}-{}", self.asked());
-            let seen = eventually(SOON, || async {
-                match self.claim(core, &user, "k").await {
-                    Seen::Unknown => Err(format!("no decision for {user}\n{}", core.log())),
-                    seen => Ok(seen),
-                }
-            })
-            .await;
-            let Seen::Denied { code, remaining } = seen else { continue };
+            let Seen::Denied { code, remaining } = self.decided(core, &user).await else { continue };
             assert_eq!((code.as_str(), remaining), ("sold_out", Some(0)), "{user}");
-            let total = {
-                let mut limits = self.limits.lock().expect("limits");
-                let total = limits.total.as_mut().expect("sold out without a total");
-                *total += 1;
-                *total
-            };
-            cores[0].patch(&self.campaign, json!({"limits": {"total": total}})).await.expect(200);
-            let seen = self.claim(core, &user, "k").await;
+            self.one_more(cores[0]).await;
+            let seen = self.decided(core, &user).await;
             assert!(matches!(seen, Seen::Claimed { .. }), "{user} was {seen:?} though one more was there");
         }
+    }
+
+    /// Asks for `user` until there is a decision.
+    async fn decided(&self, core: &Core, user: &str) -> Seen {
+        eventually(SOON, || async {
+            match self.claim(core, user, "k").await {
+                Seen::Unknown => Err(format!("no decision for {user}\n{}", core.log())),
+                seen => Ok(seen),
+            }
+        })
+        .await
+    }
+
+    /// Raises the total by one.
+    async fn one_more(&self, core: &Core) {
+        let total = {
+            let mut limits = self.limits.lock().expect("limits");
+            let total = limits.total.as_mut().expect("sold out without a total");
+            *total += 1;
+            *total
+        };
+        eventually(SOON, || async {
+            let reply = core.patch(&self.campaign, json!({"limits": {"total": total}})).await;
+            holds(reply.status == 200, || reply.text())
+        })
+        .await;
     }
 
     async fn until_quiet(&self, cores: &[&Core], redis: &RedisView) {
@@ -261,10 +277,12 @@ impl Checker {
         }
         eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
-            let backlog: i64 = redis.query(&["HGET", &key(&self.campaign, "campaign"), "backlog"]).await;
+            // None while the campaign is being laid down.
+            let backlog: Option<i64> =
+                redis.query(&["HGET", &key(&self.campaign, "campaign"), "backlog"]).await;
             let logs = || cores.iter().map(|core| core.log()).collect::<String>();
-            holds((entries, backlog) == (1, 0), || {
-                format!("{entries} entries, {backlog} events in the outbox\n{}", logs())
+            holds((entries, backlog) == (1, Some(0)), || {
+                format!("{entries} entries, {backlog:?} events in the outbox\n{}", logs())
             })
         })
         .await;
@@ -292,7 +310,8 @@ impl Checker {
         let granted: u64 = standing.iter().map(|row| row.quantity).sum();
         let taken = redis.counter(&self.campaign, "taken").await;
         assert_eq!(taken, granted, "Redis' total and SQL's");
-        let records: BTreeMap<String, Vec<u8>> = redis.query(&["HGETALL", &key(&self.campaign, "users")]).await;
+        let records: BTreeMap<String, Vec<u8>> =
+            redis.query(&["HGETALL", &key(&self.campaign, "users")]).await;
         let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
         let mut in_sql: BTreeMap<&str, BTreeMap<u64, u64>> = BTreeMap::new();
         for row in standing {
@@ -328,7 +347,10 @@ impl Checker {
             assert!(there || promise == Promise::Persisted, "{wish:?} was told {sequence}, SQL has {row:?}");
         }
         for row in rows.iter().filter(|row| row.stands()) {
-            assert!(ids.contains(&row.id), "SQL holds {row:?}, which no caller has, all outcomes being known");
+            assert!(
+                ids.contains(&row.id),
+                "SQL holds {row:?}, which no caller has, all outcomes being known"
+            );
         }
         lost
     }
@@ -351,8 +373,8 @@ impl Checker {
         let names: Vec<_> = list.iter().filter_map(|difference| difference["name"].as_str()).collect();
         assert_eq!(names, differences, "{told}");
         assert_eq!(told["agrees"], differences.is_empty(), "{told}");
-        let named: Vec<_> = gaps.iter().map(|(from, to)| json!({"from": from, "to": to})).collect();
-        assert_eq!(told["sql"]["sequence_gaps"], Value::from(named), "{told}");
+        let ranges: Vec<_> = gaps.iter().map(|(from, to)| json!({"from": from, "to": to})).collect();
+        assert_eq!(told["sql"]["sequence_gaps"], Value::from(ranges), "{told}");
     }
 }
 
@@ -361,6 +383,10 @@ impl Limits {
     pub fn json(&self) -> Value {
         json!({"total": self.total, "per_user": self.per_user, "per_user_per_day": self.per_user_per_day})
     }
+}
+
+fn standing(rows: &[SqlClaim]) -> Vec<&SqlClaim> {
+    rows.iter().filter(|row| row.stands()).collect()
 }
 
 /// No two standing claims share a sequence; the ranges that nobody has.

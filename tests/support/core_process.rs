@@ -58,10 +58,7 @@ impl Core {
 
     /// A core in a fresh data folder, just launched.
     pub fn launch(options: CoreOptions) -> Self {
-        let folder = tempfile::Builder::new()
-            .prefix("cg-")
-            .tempdir()
-            .expect("a temporary folder");
+        let folder = tempfile::Builder::new().prefix("cg-").tempdir().expect("a temporary folder");
         Self::launch_in(Arc::new(folder), options)
     }
 
@@ -80,14 +77,7 @@ impl Core {
             .stdout(log_file(folder.path()))
             .stderr(log_file(folder.path()));
         let process = Process::start(command);
-        Self {
-            process,
-            options,
-            folder,
-            listen,
-            admin,
-            client: ask::client(),
-        }
+        Self { process, options, folder, listen, admin, client: ask::client() }
     }
 
     /// Waits until `/readyz` says so.
@@ -124,11 +114,7 @@ impl Core {
     pub async fn stop(&mut self) {
         self.process.signal(Signal::TERM);
         let status = self.process.wait(SOON).await;
-        assert!(
-            status.success(),
-            "core ended with {status} on SIGTERM:\n{}",
-            self.log()
-        );
+        assert!(status.success(), "core ended with {status} on SIGTERM:\n{}", self.log());
     }
 
     /// Its process.
@@ -208,14 +194,8 @@ impl Core {
     /// Resident memory, in KiB.
     pub fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("core runs");
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .expect("VmRSS");
-        line.trim()
-            .trim_end_matches(" kB")
-            .parse()
-            .expect("a number of KiB")
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
     }
 }
 
@@ -240,9 +220,5 @@ fn log_path(folder: &Path) -> PathBuf {
 }
 
 fn log_file(folder: &Path) -> File {
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(log_path(folder))
-        .expect("a log file")
+    OpenOptions::new().create(true).append(true).open(log_path(folder)).expect("a log file")
 }

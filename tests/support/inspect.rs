@@ -26,31 +26,20 @@ impl RedisView {
 
     /// Any command.
     pub async fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        self.try_query(words)
-            .await
-            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+        self.try_query(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
     /// Any command; `Err` is what went wrong.
     pub async fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> Result<T, String> {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
-        command
-            .query_async(&mut self.0.clone())
-            .await
-            .map_err(|error| error.to_string())
+        command.query_async(&mut self.0.clone()).await.map_err(|error| error.to_string())
     }
 
     /// A number of the campaign's hash, such as `taken`.
     pub async fn counter(&self, campaign: &str, field: &str) -> u64 {
-        let text: Option<String> = self
-            .0
-            .clone()
-            .hget(key(campaign, "campaign"), field)
-            .await
-            .expect("HGET");
-        text.and_then(|text| text.parse().ok())
-            .unwrap_or_else(|| panic!("no number {field} of {campaign}"))
+        let text: Option<String> = self.0.clone().hget(key(campaign, "campaign"), field).await.expect("HGET");
+        text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no number {field} of {campaign}"))
     }
 
     /// Entries of the outbox; 1 is the sentinel alone.
@@ -66,10 +55,7 @@ impl RedisView {
     /// The process id of the server.
     pub async fn pid(&self) -> u32 {
         let info: String = self.query(&["INFO", "server"]).await;
-        let line = info
-            .lines()
-            .find_map(|line| line.strip_prefix("process_id:"))
-            .expect("process_id");
+        let line = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("process_id");
         line.trim().parse().expect("a process id")
     }
 }
@@ -123,11 +109,7 @@ impl Register {
     pub async fn audit(&self, campaign: &str) -> Vec<(i64, String, String, Option<String>, String)> {
         let query =
             "SELECT version, who, what, before, after FROM audit WHERE campaign_id = $1 ORDER BY version";
-        sqlx::query_as(query)
-            .bind(campaign)
-            .fetch_all(&self.0)
-            .await
-            .expect("audit")
+        sqlx::query_as(query).bind(campaign).fetch_all(&self.0).await.expect("audit")
     }
 
     /// Every row of every table of the register, as text.
@@ -139,11 +121,8 @@ impl Register {
             "SELECT * FROM audit ORDER BY 1, 2",
         ] {
             for row in sqlx::query(table).fetch_all(&self.0).await.expect("a table") {
-                let cell = |at| {
-                    row.try_get_unchecked::<Option<String>, _>(at)
-                        .expect("a cell")
-                        .unwrap_or_default()
-                };
+                let cell =
+                    |at| row.try_get_unchecked::<Option<String>, _>(at).expect("a cell").unwrap_or_default();
                 all.push((0..row.len()).map(cell).collect::<Vec<_>>().join("|"));
             }
         }
@@ -154,10 +133,8 @@ impl Register {
     pub async fn until(&self, campaign: &str, count: usize) -> Vec<ClaimRow> {
         eventually(SOON, || async {
             let rows = self.claims(campaign).await;
-            holds(rows.len() == count, || {
-                format!("SQL holds {} claims, not {count}", rows.len())
-            })
-            .map(|()| rows)
+            holds(rows.len() == count, || format!("SQL holds {} claims, not {count}", rows.len()))
+                .map(|()| rows)
         })
         .await
     }
@@ -186,9 +163,7 @@ impl Snapshot {
             campaign: redis.query(&["HGETALL", &key(campaign, "campaign")]).await,
             users: redis.query(&["HGETALL", &key(campaign, "users")]).await,
             claims: redis.query(&["HGETALL", &key(campaign, "claims")]).await,
-            holds: redis
-                .query(&["ZRANGE", &key(campaign, "holds"), "0", "-1", "WITHSCORES"])
-                .await,
+            holds: redis.query(&["ZRANGE", &key(campaign, "holds"), "0", "-1", "WITHSCORES"]).await,
             outbox: redis.outbox_entries(campaign).await,
             register: register.everything().await,
         }

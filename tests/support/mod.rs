@@ -3,7 +3,13 @@
 // `reply.expect(201)` is a whole statement: most tests want no more of an answer than that it was the right one.
 #![allow(clippy::return_self_not_must_use)]
 // All of this is test code: a failure here is a failed test, and a panic is how a test says so.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::missing_panics_doc)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::missing_panics_doc
+)]
 
 pub mod ask;
 pub mod binary;

@@ -10,10 +10,7 @@ impl Numbers {
     /// From `SEED`, or from the clock; prints the seed with the name of `test`.
     pub fn seeded(test: &str) -> Self {
         let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
-        let clock = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_nanos();
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let seed = given.unwrap_or_else(|| u64::try_from(clock & u128::from(u64::MAX)).unwrap_or(1));
         eprintln!("{test}: SEED={seed}");
         Self(seed)

@@ -33,7 +33,17 @@ impl Postgres {
         }
         let data = folder.path().join("data");
         let mut initdb = as_unprivileged(&programs.join("initdb"))?;
-        initdb.args(["--no-sync", "--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--username", OWNER]);
+        initdb.args([
+            "--no-sync",
+            "--auth",
+            "trust",
+            "--encoding",
+            "UTF8",
+            "--locale",
+            "C",
+            "--username",
+            OWNER,
+        ]);
         let made = initdb.arg("--pgdata").arg(&data).current_dir(folder.path()).output();
         let made = made.map_err(|error| format!("initdb: {error}"))?;
         if !made.status.success() {
@@ -150,7 +160,11 @@ fn unprivileged() -> Result<Option<(String, u32, u32)>, String> {
         let fields: Vec<_> = line.split(':').collect();
         Some(((*name).to_owned(), fields.get(2)?.parse().ok()?, fields.get(3)?.parse().ok()?))
     };
-    UNPRIVILEGED.iter().find_map(find).map(Some).ok_or_else(|| format!("no account {UNPRIVILEGED:?} to run as"))
+    UNPRIVILEGED
+        .iter()
+        .find_map(find)
+        .map(Some)
+        .ok_or_else(|| format!("no account {UNPRIVILEGED:?} to run as"))
 }
 
 /// Changing the user takes the order to die with the test away, so it is given again.

@@ -32,10 +32,7 @@ pub struct Process {
 /// A command that dies with the test process, with an environment of its own.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
-    command
-        .args(["--pdeathsig", "KILL", "--"])
-        .arg(program)
-        .env_clear();
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program).env_clear();
     if let Some(path) = std::env::var_os("PATH") {
         command.env("PATH", path);
     }
@@ -47,15 +44,9 @@ impl Process {
     pub fn start(command: Command) -> Self {
         let (reply, child) = mpsc::channel();
         let name = format!("{command:?}");
-        STARTER
-            .lock()
-            .expect("the starter")
-            .send((command, reply))
-            .expect("the starter runs");
+        STARTER.lock().expect("the starter").send((command, reply)).expect("the starter runs");
         let child = child.recv().expect("the starter answers");
-        Self {
-            child: child.unwrap_or_else(|error| panic!("cannot start {name}: {error}")),
-        }
+        Self { child: child.unwrap_or_else(|error| panic!("cannot start {name}: {error}")) }
     }
 
     /// Its id.
@@ -86,11 +77,7 @@ impl Process {
             if let Some(status) = self.ended() {
                 return status;
             }
-            assert!(
-                started.elapsed() < within,
-                "process {} still runs after {within:?}",
-                self.pid()
-            );
+            assert!(started.elapsed() < within, "process {} still runs after {within:?}", self.pid());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -104,19 +91,14 @@ impl Drop for Process {
 
 /// Sends `signal` to the process `pid`, if it is still there.
 pub fn signal_pid(pid: u32, signal: Signal) {
-    let pid = i32::try_from(pid)
-        .ok()
-        .and_then(Pid::from_raw)
-        .expect("a process id");
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     let _ = kill_process(pid, signal);
 }
 
 /// Whether a process runs: there, and not a zombie that nobody has asked after.
 pub fn runs(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status
-        .lines()
-        .any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
 }
 
 /// An address nobody listens on. Every test process has a loopback address of its own, so that neither the ports of

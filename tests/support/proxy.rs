@@ -59,7 +59,11 @@ impl Proxy {
     pub async fn start(target: PathBuf) -> Self {
         let address = free_address();
         let listener = TcpListener::bind(address).await.expect("a free address");
-        let shared = Shared { trap: Mutex::default(), sprung: watch::Sender::new(0), target: watch::Sender::new(target) };
+        let shared = Shared {
+            trap: Mutex::default(),
+            sprung: watch::Sender::new(0),
+            target: watch::Sender::new(target),
+        };
         let shared = Arc::new(shared);
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { address, shared, accepting }
@@ -68,6 +72,11 @@ impl Proxy {
     /// For `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// Breaks the next `times` calls whose request contains `mark`.

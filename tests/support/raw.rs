@@ -36,20 +36,14 @@ impl Raw {
     pub async fn read_to_end(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         let read = timeout(PATIENCE, self.0.read_to_end(&mut all)).await;
-        assert!(
-            read.is_ok(),
-            "the connection stays open: {}",
-            String::from_utf8_lossy(&all)
-        );
+        assert!(read.is_ok(), "the connection stays open: {}", String::from_utf8_lossy(&all));
         all
     }
 
     /// One read, of whatever comes first; empty when the other side has closed.
     pub async fn read_some(&mut self) -> Vec<u8> {
         let mut some = vec![0; 65536];
-        let count = timeout(PATIENCE, self.0.read(&mut some))
-            .await
-            .expect("an answer, or the end");
+        let count = timeout(PATIENCE, self.0.read(&mut some)).await.expect("an answer, or the end");
         some.truncate(count.unwrap_or(0));
         some
     }
@@ -58,9 +52,7 @@ impl Raw {
 /// The status of an answer read raw; `None` when the connection was closed without one.
 pub fn status(answer: &[u8]) -> Option<u16> {
     let text = String::from_utf8_lossy(answer);
-    text.strip_prefix("HTTP/1.1 ")
-        .and_then(|rest| rest.get(..3))
-        .and_then(|digits| digits.parse().ok())
+    text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|digits| digits.parse().ok())
 }
 
 /// A claim's head and body as the back end sends it, the connection to be closed after it.

@@ -19,10 +19,7 @@ pub struct Clock {
 impl Clock {
     /// Compiles the shim.
     pub fn new() -> Self {
-        let folder = tempfile::Builder::new()
-            .prefix("cgclock-")
-            .tempdir()
-            .expect("a temporary folder");
+        let folder = tempfile::Builder::new().prefix("cgclock-").tempdir().expect("a temporary folder");
         let clock = Self { folder };
         clock.move_by_ms(0);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("support/clock_shim.c");
@@ -32,11 +29,7 @@ impl Clock {
             .arg(source)
             .output();
         let compiled = compiled.expect("cc runs");
-        assert!(
-            compiled.status.success(),
-            "{}",
-            String::from_utf8_lossy(&compiled.stderr)
-        );
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
         clock
     }
 
@@ -95,25 +88,13 @@ impl RedisServer {
 
     /// With further settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
-        let folder = tempfile::Builder::new()
-            .prefix("cgr-")
-            .tempdir()
-            .expect("a temporary folder");
-        let settings: Vec<_> = settings
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect();
-        let environment: Vec<_> = environment
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), value.clone()))
-            .collect();
+        let folder = tempfile::Builder::new().prefix("cgr-").tempdir().expect("a temporary folder");
+        let settings: Vec<_> =
+            settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let environment: Vec<_> =
+            environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         let process = launch(folder.path(), &settings, &environment);
-        let server = Self {
-            process,
-            folder,
-            settings,
-            environment,
-        };
+        let server = Self { process, folder, settings, environment };
         server.view().await;
         server
     }
@@ -149,16 +130,7 @@ impl RedisServer {
 
 fn launch(folder: &Path, settings: &[(String, String)], environment: &[(String, PathBuf)]) -> Process {
     let mut command = command(Path::new("redis-server"));
-    command.args([
-        "--port",
-        "0",
-        "--save",
-        "",
-        "--appendonly",
-        "yes",
-        "--appendfsync",
-        "always",
-    ]);
+    command.args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"]);
     command.args([
         "--maxmemory-policy",
         "noeviction",
@@ -170,12 +142,7 @@ fn launch(folder: &Path, settings: &[(String, String)], environment: &[(String, 
     for (name, value) in settings {
         command.arg(format!("--{name}")).arg(value);
     }
-    command
-        .envs(environment.iter().map(|(name, value)| (name, value)))
-        .current_dir(folder);
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
+    command.envs(environment.iter().map(|(name, value)| (name, value))).current_dir(folder);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Process::start(command)
 }

@@ -120,8 +120,5 @@ pub fn claim_id(campaign: &str, user: &str, idempotency_key: &str) -> String {
         hash.update(u32::try_from(field.len()).expect("short").to_be_bytes());
         hash.update(field);
     }
-    format!(
-        "{campaign}.{user}.{}",
-        URL_SAFE_NO_PAD.encode(&hash.finalize()[..16])
-    )
+    format!("{campaign}.{user}.{}", URL_SAFE_NO_PAD.encode(&hash.finalize()[..16]))
 }

@@ -50,18 +50,12 @@ impl Sql {
     pub fn open(url: &str) -> Self {
         sqlx::any::install_default_drivers();
         let pool = AnyPoolOptions::new().max_connections(4).connect_lazy(url);
-        Self {
-            pool: pool.expect("a database's address"),
-            is_sqlite: url.starts_with("sqlite"),
-        }
+        Self { pool: pool.expect("a database's address"), is_sqlite: url.starts_with("sqlite") }
     }
 
     /// The SQLite file of the data folder `data`.
     pub fn in_folder(data: &Path) -> Self {
-        Self::open(&format!(
-            "sqlite://{}?mode=rw",
-            data.join("claimgate.sqlite").display()
-        ))
+        Self::open(&format!("sqlite://{}?mode=rw", data.join("claimgate.sqlite").display()))
     }
 
     /// All claims of a campaign in the order of their sequence.

@@ -51,14 +51,8 @@ pub enum Seen {
 
 /// `users` users, each with `each` keys, one unit a claim; the users' first keys come first.
 pub fn wishes(users: usize, each: usize) -> Vec<Wish> {
-    let one = |each: usize, user: usize| Wish {
-        user: format!("u{user}"),
-        key: format!("k{each}"),
-        units: 1,
-    };
-    (0..each)
-        .flat_map(|key| (0..users).map(move |user| one(key, user)))
-        .collect()
+    let one = |each: usize, user: usize| Wish { user: format!("u{user}"), key: format!("k{each}"), units: 1 };
+    (0..each).flat_map(|key| (0..users).map(move |user| one(key, user))).collect()
 }
 
 /// Makes all `wishes`, at most `at_once` at a time; `acknowledged` counts the claims as they come in.
@@ -95,10 +89,7 @@ pub async fn ask(core: &Core, campaign: &str, wish: &Wish) -> Seen {
             }
         }
         503 => Seen::Unknown,
-        403 | 409 | 422 => Seen::Denied {
-            code: reply.code(),
-            remaining: reply.json()["remaining"].as_u64(),
-        },
+        403 | 409 | 422 => Seen::Denied { code: reply.code(), remaining: reply.json()["remaining"].as_u64() },
         other => panic!("{other} for {wish:?}: {}", reply.text()),
     }
 }
@@ -118,11 +109,8 @@ pub fn kill_once(acknowledged: &Arc<AtomicUsize>, count: usize, pid: u32) -> Joi
 
 /// Asks again for every wish whose outcome is unknown, until each has one.
 pub async fn settle(core: &Core, campaign: &str, seen: &mut BTreeMap<Wish, Seen>) {
-    let unknown: Vec<_> = seen
-        .iter()
-        .filter(|(_, seen)| **seen == Seen::Unknown)
-        .map(|(wish, _)| wish.clone())
-        .collect();
+    let unknown: Vec<_> =
+        seen.iter().filter(|(_, seen)| **seen == Seen::Unknown).map(|(wish, _)| wish.clone()).collect();
     let asked = stream::iter(unknown).map(|wish| async move {
         let settled = eventually(SOON, || async {
             match ask(core, campaign, &wish).await {
@@ -157,13 +145,9 @@ pub async fn check(core: &Core, campaign: &str, seen: &BTreeMap<Wish, Seen>, bou
     .await;
     let redis = core.redis().await;
     eventually(SOON, || async {
-        let (entries, backlog) = (
-            redis.outbox_entries(campaign).await,
-            redis.counter(campaign, "backlog").await,
-        );
-        holds((entries, backlog) == (1, 0), || {
-            format!("{entries} entries, {backlog} events in the outbox")
-        })
+        let (entries, backlog) =
+            (redis.outbox_entries(campaign).await, redis.counter(campaign, "backlog").await);
+        holds((entries, backlog) == (1, 0), || format!("{entries} entries, {backlog} events in the outbox"))
     })
     .await;
     let rows = core.register().await.claims(campaign).await;
@@ -184,12 +168,7 @@ pub async fn check(core: &Core, campaign: &str, seen: &BTreeMap<Wish, Seen>, bou
     for (user, units) in of_user {
         assert!(units <= bounds.per_user, "{user} has {units}");
     }
-    check_acknowledged(
-        core,
-        seen,
-        &rows.iter().map(|row| (row.id.as_str(), row.sequence)).collect(),
-    )
-    .await;
+    check_acknowledged(core, seen, &rows.iter().map(|row| (row.id.as_str(), row.sequence)).collect()).await;
 }
 
 async fn check_acknowledged(core: &Core, seen: &BTreeMap<Wish, Seen>, rows: &BTreeMap<&str, i64>) {
@@ -205,11 +184,7 @@ async fn check_acknowledged(core: &Core, seen: &BTreeMap<Wish, Seen>, rows: &BTr
             "{wish:?} was acknowledged"
         );
     }
-    assert_eq!(
-        known.len(),
-        rows.len(),
-        "SQL holds claims that no caller has, all outcomes being known"
-    );
+    assert_eq!(known.len(), rows.len(), "SQL holds claims that no caller has, all outcomes being known");
     let looked_up = stream::iter(&known).map(|id| async move {
         let reply = core.look_up(id).await.expect(200);
         assert_eq!(reply.json()["claim"]["persisted"], true, "{id}");

@@ -1,0 +1,396 @@
+//! The same games over HTTP, against a core that is killed time and again: one call at a time, but for the same claim
+//! asked several times at once.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::{join, join_all};
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_process::API_TOKEN;
+use support::times::ms;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
+
+use super::chance::Chance;
+use super::compare;
+use super::frozen_clock::FrozenClock;
+use super::game::same;
+use super::operations::{Ask, Operation, Table};
+use super::reference::{Answer, Left, Model, Rules, Settlement, Status, Switch, View};
+use super::system::{CAMPAIGN, claim_id, model_id};
+
+/// What a game has been through.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub operations: u64,
+    pub calls_cut_off: u64,
+    pub core_killed: u64,
+    pub redis_killed: u64,
+    pub loads: u64,
+    pub compared: u64,
+}
+
+/// Claims in one list: here each is a call of its own.
+const ASKS_MAX: usize = 10;
+
+struct Game {
+    table: Table,
+    model: Model,
+    clock: FrozenClock,
+    redis: RedisServer,
+    core: Core,
+    tally: Tally,
+}
+
+/// Plays the campaign of `seed` for so many operations.
+pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
+    let mut chance = Chance::of(seed);
+    let (table, rules) = Table::lay(&mut chance);
+    let clock = FrozenClock::at(table.begins_at);
+    let redis = RedisServer::start_with(&[], &clock.environment()).await;
+    // Core lets a campaign that is over go from Redis; this clock may bring it back to life.
+    let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1000000000");
+    let core = options.with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
+    core.create_with(campaign(&rules)).await;
+    let mut game = Game { table, model: Model::new(rules), clock, redis, core, tally: Tally::default() };
+    while game.tally.operations < operations {
+        let now = game.clock.now_ms();
+        let mut operation = game.table.next(&mut chance, now, &game.model);
+        if let Operation::Claims(asks) = &mut operation {
+            asks.truncate(ASKS_MAX);
+        }
+        let told =
+            format!("SEED={seed} over HTTP, operation {} at {now}: {operation:?}", game.tally.operations);
+        game.tally.operations += operation.weight();
+        game.turn(operation, &mut chance).await.map_err(|error| format!("{told}\n{error}"))?;
+    }
+    game.drained().await.map_err(|error| format!("SEED={seed} over HTTP, at the end: {error}"))?;
+    Ok(game.tally)
+}
+
+impl Game {
+    async fn turn(&mut self, operation: Operation, chance: &mut Chance) -> Result<(), String> {
+        match operation {
+            Operation::Claims(asks) if chance.percent(20) => self.claim_at_once(&asks[0]).await,
+            Operation::Claims(asks) if chance.percent(4) => {
+                self.claim_in_crash(&asks[0], chance.percent(50)).await
+            }
+            Operation::Claims(asks) => self.claims(&asks).await,
+            Operation::ClaimsInCrash(asks, _) => self.claim_in_crash(&asks[0], chance.percent(50)).await,
+            Operation::Settle(ask, settlement) => self.settle(&ask, settlement).await,
+            Operation::LookUp(ask) => self.look_up(&ask).await,
+            Operation::Clock(to) => self.move_clock(to).await,
+            Operation::Change(rules) => self.change(rules).await,
+            Operation::RestartCore | Operation::DrainCut(_) => {
+                self.kill_core().await;
+                Ok(())
+            }
+            Operation::RestartRedis | Operation::Sweep => {
+                self.tally.redis_killed += 1;
+                self.redis.kill_and_restart().await;
+                Ok(())
+            }
+            Operation::LoseKeys(mask) => self.lose_keys(mask).await,
+            Operation::Drain => self.drained().await,
+            Operation::Starve(..) | Operation::Copy | Operation::Stale | Operation::Compare => {
+                self.compare().await
+            }
+        }
+    }
+
+    async fn claims(&mut self, asks: &[Ask]) -> Result<(), String> {
+        for ask in asks {
+            let expected = self.expected(ask, 1);
+            same(&expected, &vec![decided(&self.core, ask).await])?;
+        }
+        Ok(())
+    }
+
+    /// The same claim several times at once: one of them takes it.
+    async fn claim_at_once(&mut self, ask: &Ask) -> Result<(), String> {
+        let expected = self.expected(ask, 5);
+        let found = join_all((0..5).map(|_| decided(&self.core, ask))).await;
+        let sorted =
+            |answers: &[Answer]| answers.iter().map(|answer| format!("{answer:?}")).collect::<BTreeSet<_>>();
+        let taken =
+            |answers: &[Answer]| answers.iter().filter(|answer| matches!(answer, Answer::Taken(..))).count();
+        same(&(taken(&expected), sorted(&expected)), &(taken(&found), sorted(&found)))
+    }
+
+    /// Core or Redis dies with a claim under way; whoever asks again with the same key finds the one claim there is.
+    async fn claim_in_crash(&mut self, ask: &Ask, of_core: bool) -> Result<(), String> {
+        self.tally.calls_cut_off += 1;
+        let mut expected = self.expected(ask, 2);
+        let call = self.core.client().clone();
+        let request =
+            call.request(Method::POST, &self.core.url("/internal/v1/claims")).bearer_auth(API_TOKEN);
+        let request = request.json(&support::claim_body(CAMPAIGN, &ask.user, &ask.key, ask.quantity));
+        let killed = async {
+            tokio::task::yield_now().await;
+            if of_core {
+                self.core.kill();
+            } else {
+                self.redis.process().kill();
+            }
+        };
+        let (_, ()) = join(call.send(request), killed).await;
+        if of_core {
+            self.kill_core().await;
+        } else {
+            self.tally.redis_killed += 1;
+            self.redis.kill_and_restart().await;
+        }
+        let found = decided(&self.core, ask).await;
+        if found == expected[1] {
+            return Ok(());
+        }
+        expected.truncate(1);
+        same(&expected, &vec![found])
+    }
+
+    /// What the model says to the same claim asked so many times.
+    fn expected(&mut self, ask: &Ask, times: usize) -> Vec<Answer> {
+        let asked = vec![(model_id(ask), ask.quantity); times];
+        let answers = self.model.claim_all(self.clock.now_ms(), &asked);
+        if let Some(Answer::Taken(..)) = answers.first() {
+            self.table.granted(ask.clone());
+        }
+        answers
+    }
+
+    async fn settle(&mut self, ask: &Ask, settlement: Settlement) -> Result<(), String> {
+        let verb = if settlement == Settlement::Confirm { "confirm" } else { "return" };
+        let expected = self.model.settle(self.clock.now_ms(), &model_id(ask), settlement);
+        let path = format!("/internal/v1/claims/{}/{verb}", claim_id(ask));
+        let reply = answered(&self.core, Method::POST, &path, &Value::Null).await;
+        let refused = expected.map(|view| (view.status, settlement));
+        let status = match refused {
+            None => 404,
+            Some((Status::Expired | Status::Returned, Settlement::Confirm)) => 409,
+            Some(_) => 200,
+        };
+        let body = reply.json();
+        let found = body.get("claim").filter(|claim| !claim.is_null()).map(view);
+        same(&(status, expected), &(reply.status, found))
+    }
+
+    async fn look_up(&mut self, ask: &Ask) -> Result<(), String> {
+        let expected = self.model.claims.get(&model_id(ask)).map(|claim| claim.view);
+        let path = format!("/internal/v1/claims/{}", claim_id(ask));
+        let reply = answered(&self.core, Method::GET, &path, &Value::Null).await;
+        same(&expected, &(reply.status == 200).then(|| view(&reply.json()["claim"])))
+    }
+
+    /// Moves the clock. Core sweeps holds when it likes: the game goes on when it has.
+    async fn move_clock(&mut self, to: i64) -> Result<(), String> {
+        self.clock.set_ms(to);
+        if self.model.expire(to) == 0 {
+            return Ok(());
+        }
+        while self.model.expire(to) > 0 {}
+        // Looks after the campaign now rather than within a second.
+        self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
+        let (redis, held) = (self.redis.view().await, self.model.holds.len());
+        eventually(SOON, || async {
+            let found: usize = redis.query(&["ZCARD", &support::inspect::key(CAMPAIGN, "holds")]).await;
+            holds(found == held + 1, || format!("{found} holds, not {held} and the sentinel"))
+        })
+        .await;
+        Ok(())
+    }
+
+    async fn change(&mut self, rules: Rules) -> Result<(), String> {
+        let path = format!("/admin/v1/campaigns/{CAMPAIGN}");
+        let reply = if rules.switch == self.model.rules.switch {
+            let mut body = campaign(&rules);
+            for fixed in ["id", "time_zone", "hold_seconds"] {
+                body.as_object_mut().expect("an object").remove(fixed);
+            }
+            body["version"] = rules.version.into();
+            self.core.admin(Method::PATCH, &path, &body).await.refused(409, "version_conflict");
+            body["version"] = (rules.version - 1).into();
+            self.core.admin(Method::PATCH, &path, &body).await
+        } else {
+            let verb = match rules.switch {
+                Switch::On => "resume",
+                Switch::Paused => "pause",
+                Switch::Ended => "end",
+            };
+            let path = format!("{path}/{verb}");
+            until_decided(async || self.core.admin(Method::POST, &path, &Value::Null).await).await
+        };
+        // Written to SQL, a change is in force once Redis is there to hear of it.
+        let version = rules.version;
+        self.model.rules = rules;
+        if reply.status != 503 {
+            return same(&(200, version), &(reply.status, reply.json()["version"].as_u64().unwrap_or(0)));
+        }
+        self.in_force(version).await;
+        Ok(())
+    }
+
+    async fn in_force(&self, version: u64) {
+        let redis = self.redis.view().await;
+        eventually(SOON, || async {
+            let found = redis.counter(CAMPAIGN, "version").await;
+            holds(found == version, || format!("version {found} is in force, not {version}"))
+        })
+        .await;
+    }
+
+    async fn kill_core(&mut self) {
+        self.tally.core_killed += 1;
+        self.core.kill();
+        self.core = self.core.restart().await;
+    }
+
+    async fn lose_keys(&mut self, mask: u8) -> Result<(), String> {
+        self.drained().await?;
+        self.tally.loads += 1;
+        let redis = self.redis.view().await;
+        for (at, what) in ["campaign", "users", "claims", "holds", "outbox"].iter().enumerate() {
+            if mask >> at & 1 == 1 {
+                redis.query::<u64>(&["UNLINK", &support::inspect::key(CAMPAIGN, what)]).await;
+            }
+        }
+        let path = format!("/internal/v1/claims/{}", claim_id(&Ask::probe()));
+        answered(&self.core, Method::GET, &path, &Value::Null).await.expect(404);
+        self.compare().await
+    }
+
+    /// Once SQL has heard of everything, it holds what the model holds.
+    async fn drained(&mut self) -> Result<(), String> {
+        let redis = self.redis.view().await;
+        eventually(SOON, || async {
+            let (entries, backlog) =
+                (redis.outbox_entries(CAMPAIGN).await, redis.counter(CAMPAIGN, "backlog").await);
+            holds((entries, backlog) == (1, 0), || {
+                format!("{entries} entries, {backlog} events in the outbox")
+            })
+        })
+        .await;
+        let rows = self.core.register().await.claims(CAMPAIGN).await;
+        let found: BTreeSet<_> = rows
+            .into_iter()
+            .map(|row| (row.sequence, row.id, row.quantity, row.status, row.day, row.claimed_at))
+            .collect();
+        let expected = self.model.claims.iter().map(|((user, digest), claim)| {
+            let id = format!("{CAMPAIGN}.{user}.{}", base64_url(digest));
+            let view = claim.view;
+            let sequence = i64::try_from(view.sequence).expect("a sequence");
+            (
+                sequence,
+                id,
+                view.quantity.into(),
+                status_text(view.status).to_owned(),
+                claim.day,
+                view.claimed_at,
+            )
+        });
+        same(&expected.collect::<BTreeSet<_>>(), &found)?;
+        let path = format!("/admin/v1/campaigns/{CAMPAIGN}/reconciliation");
+        let compared = until_decided(async || self.core.admin_get(&path).await).await.json();
+        // A sequence given to a claim that was lost is the only thing that may differ, and nothing is lost here.
+        same(&json!([]), &compared["differences"])?;
+        self.compare().await
+    }
+
+    async fn compare(&mut self) -> Result<(), String> {
+        self.tally.compared += 1;
+        compare::redis(&self.model, &self.redis.view().await).await
+    }
+}
+
+fn base64_url(digest: &[u8; 16]) -> String {
+    use base64::Engine as _;
+    base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(digest)
+}
+
+/// Asks until there is an answer: no connection and 503 mean that the outcome is unknown.
+async fn until_decided(mut ask: impl AsyncFnMut() -> Reply) -> Reply {
+    let started = tokio::time::Instant::now();
+    loop {
+        let reply = ask().await;
+        if reply.status != 503 || started.elapsed() > SOON {
+            return reply;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
+async fn answered(core: &Core, method: Method, path: &str, body: &Value) -> Reply {
+    until_decided(async || core.client().call(method.clone(), &core.url(path), API_TOKEN, body).await).await
+}
+
+async fn decided(core: &Core, ask: &Ask) -> Answer {
+    let body = support::claim_body(CAMPAIGN, &ask.user, &ask.key, ask.quantity);
+    answer(&answered(core, Method::POST, "/internal/v1/claims", &body).await)
+}
+
+const CODES: [&str; 9] = [
+    "idempotency_key_reused",
+    "paused",
+    "ended",
+    "not_started",
+    "quantity_out_of_range",
+    "user_daily_limit_reached",
+    "user_limit_reached",
+    "sold_out",
+    "",
+];
+
+fn answer(reply: &Reply) -> Answer {
+    let body = reply.json();
+    let number = |name: &str| body[name].as_u64().and_then(|number| u32::try_from(number).ok());
+    let version = body["version"].as_u64().unwrap_or(0);
+    let left = Left { remaining: number("remaining"), version };
+    match reply.status {
+        201 => Answer::Taken(view(&body["claim"]), left),
+        200 => Answer::Replayed(view(&body["claim"]), left),
+        _ => Answer::Refused {
+            code: CODES
+                .iter()
+                .find(|code| **code == reply.code())
+                .unwrap_or_else(|| panic!("{}", reply.text())),
+            remaining: left.remaining,
+            at: ["starts_at", "ends_at", "resets_at"].iter().find_map(|name| body[name].as_str().map(ms)),
+            version,
+        },
+    }
+}
+
+fn view(claim: &Value) -> View {
+    let number = |name: &str| claim[name].as_u64().unwrap_or_else(|| panic!("no {name} in {claim}"));
+    let status = [Status::Granted, Status::Held, Status::Returned, Status::Expired]
+        .into_iter()
+        .find(|status| claim["status"] == status_text(*status));
+    View {
+        quantity: u32::try_from(number("quantity")).expect("32 bits"),
+        status: status.unwrap_or_else(|| panic!("{claim}")),
+        sequence: number("sequence"),
+        claimed_at: ms(claim["claimed_at"].as_str().expect("a time")),
+        expires_at: claim["expires_at"].as_str().map(ms),
+    }
+}
+
+fn status_text(status: Status) -> &'static str {
+    match status {
+        Status::Granted => "granted",
+        Status::Held => "held",
+        Status::Returned => "returned",
+        Status::Expired => "expired",
+    }
+}
+
+fn campaign(rules: &Rules) -> Value {
+    let time = |ms: i64| jiff::Timestamp::from_millisecond(ms).expect("an instant").to_string();
+    let limits = rules.limits;
+    json!({
+        "id": CAMPAIGN, "name": "model", "starts_at": time(rules.starts_at), "ends_at": rules.ends_at.map(time),
+        "time_zone": rules.zone.iana_name(), "hold_seconds": rules.hold_ms.map(|ms| ms / 1000),
+        "limits": {
+            "total": limits.total, "per_user": limits.per_user,
+            "per_user_per_day": limits.per_user_per_day, "per_claim": limits.per_claim,
+        },
+    })
+}
