@@ -7,7 +7,7 @@
 --
 -- Replies
 --   {'not_ready', why}    why: missing | layout | epoch | loading | behind | sentinel | days
---   {'decided', now ms, version, total or -1, 1 if more holds are due else 0, {one a claim}}
+--   {'decided', now ms, version, events so far, total or -1, 1 if more holds are due else 0, {one a claim}}
 --     {1, sequence, expires at ms or 0, taken}                                  granted or, with expires at, held
 --     {2, status, sequence, claimed at ms, expires at ms or 0, taken}           replay: the claim as it stands
 --     {3}                                                                       the key had another quantity
@@ -106,4 +106,4 @@ for at = 5, #ARGV, 3 do
   results[#results + 1] = decide(work, ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]))
 end
 write_all(work)
-return { 'decided', now, campaign.version, campaign.total or -1, more_due and 1 or 0, results }
+return { 'decided', now, campaign.version, campaign.events, campaign.total or -1, more_due and 1 or 0, results }

@@ -7,7 +7,7 @@
 --       'users'  user id, record, ...        at most 1,000 pairs
 --       'claims' digest, record, ...         claims beyond their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs
---       'open'   sequence to go on from, units taken, then field and value of the campaign's hash, in turn
+--       'open'   sequence and events to go on from, units taken, then field and value of the campaign's hash, in turn
 --
 -- Replies
 --   {'done'}
@@ -40,7 +40,8 @@ local steps = {
   claims = function() redis.call('HSET', KEYS[3], unpack(ARGV, 5)) end,
   holds = function() redis.call('ZADD', KEYS[4], unpack(ARGV, 5)) end,
   open = function()
-    redis.call('HSET', KEYS[1], 'sequence', ARGV[5], 'taken', ARGV[6], 'backlog', '0', unpack(ARGV, 7))
+    redis.call('HSET', KEYS[1], 'sequence', ARGV[5], 'events', ARGV[6], 'taken', ARGV[7], 'backlog', '0',
+      unpack(ARGV, 8))
   end,
 }
 

@@ -4,7 +4,7 @@
 -- under memory pressure before it writes anything) is always the first line.
 --
 -- KEYS  1 campaign (hash)   2 users (hash)   3 claims (hash)   4 holds (zset)   5 outbox (stream)
--- ARGV  1 layout   2 epoch   3 floor of the sequence   then the script's own
+-- ARGV  1 layout   2 epoch   3 floor of the events   then the script's own
 --
 -- Numbers are whole, at most 2^53. Bytes are big endian.
 --   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
@@ -23,17 +23,17 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The campaign as this script may act on it, or nil and why not: anything missing, of another epoch or older than
--- what the caller has seen acknowledged means that counters cannot be trusted.
+-- The campaign as this script may act on it, or nil and why not: anything missing, of another epoch or with fewer
+-- events (grants, confirmations, returns, expiries) than the caller knows of means that counters cannot be trusted.
 local function open_campaign()
   local f = redis.call('HMGET', KEYS[1], 'layout', 'epoch', 'sequence', 'taken', 'switch', 'starts_at', 'ends_at',
-    'total', 'per_user', 'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog')
+    'total', 'per_user', 'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events')
   if not f[1] then return nil, 'missing' end
   if f[1] ~= LAYOUT or ARGV[1] ~= LAYOUT then return nil, 'layout' end
   local epoch = f[2]
   if epoch ~= ARGV[2] then return nil, 'epoch' end
   if f[5] == 'loading' then return nil, 'loading' end
-  if tonumber(f[3]) < tonumber(ARGV[3]) then return nil, 'behind' end
+  if tonumber(f[17]) < tonumber(ARGV[3]) then return nil, 'behind' end
   if redis.call('HGET', KEYS[2], '.') ~= epoch or redis.call('HGET', KEYS[3], '.') ~= epoch
     or redis.call('ZSCORE', KEYS[4], '.') ~= '-' .. epoch
     or #redis.call('XRANGE', KEYS[5], '0-' .. epoch, '0-' .. epoch) ~= 1 then
@@ -45,7 +45,7 @@ local function open_campaign()
     total = tonumber(f[8]), per_user = tonumber(f[9]) or UNLIMITED,
     per_user_per_day = tonumber(f[10]) or UNLIMITED, per_claim = tonumber(f[11]) or UNLIMITED,
     hold_ms = tonumber(f[12]), days = f[13], days_until = tonumber(f[14]), version = tonumber(f[15]),
-    backlog = tonumber(f[16]),
+    backlog = tonumber(f[16]), events = tonumber(f[17]),
   }
 end
 
@@ -221,8 +221,10 @@ local function write_all(work)
   if #work.held > 0 then redis.call('ZADD', KEYS[4], unpack(work.held)) end
   if #work.freed > 0 then redis.call('ZREM', KEYS[4], unpack(work.freed)) end
   if #work.events == 0 then return end
-  redis.call('HSET', KEYS[1], 'taken', string.format('%.0f', campaign.taken),
+  campaign.events = campaign.events + #work.events
+  local count = string.format('%.0f', campaign.events)
+  redis.call('HSET', KEYS[1], 'taken', string.format('%.0f', campaign.taken), 'events', count,
     'sequence', string.format('%.0f', campaign.sequence),
     'backlog', string.format('%.0f', campaign.backlog + #work.events))
-  redis.call('XADD', KEYS[5], '*', 'epoch', campaign.epoch, 'events', table.concat(work.events))
+  redis.call('XADD', KEYS[5], '*', 'epoch', campaign.epoch, 'count', count, 'events', table.concat(work.events))
 end

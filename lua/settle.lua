@@ -5,7 +5,7 @@
 -- ARGV  1-3 as in prelude.lua, 4 'confirm' or 'return', 5 user id, 6 digest (16 bytes)
 --
 -- Replies
---   {'settled', claim's record}    the claim as it stands now; whether that is what was asked for, its status says:
+--   {'settled', claim's record, events so far}    the claim as it stands now; whether that is what was asked for, its status says:
 --                                  a hold that is due expires, whichever was asked
 --   {'unknown'}                    no such claim
 --   {'not_ready', why}             as in claim.lua
@@ -33,4 +33,4 @@ elseif ARGV[4] == 'return' and (claim.status == HELD or claim.status == GRANTED)
   settle(RETURNED)
 end
 write_all(work)
-return { 'settled', pack_claim(claim) }
+return { 'settled', pack_claim(claim), campaign.events }

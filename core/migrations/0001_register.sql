@@ -16,6 +16,10 @@ CREATE TABLE campaigns (
     hold_seconds     BIGINT,
     switch           TEXT   NOT NULL,
     version          BIGINT NOT NULL,
+    -- How far the campaign is known to have come in Redis: its last sequence, and how many events it has had. A Redis
+    -- with fewer has lost some.
+    sequence         BIGINT NOT NULL,
+    events           BIGINT NOT NULL,
     -- Raised by every rebuild, in its transaction: entries of an older epoch are stored as revoked.
     epoch            BIGINT NOT NULL,
     created_at       BIGINT NOT NULL,

@@ -100,7 +100,7 @@ impl App {
         }
         let campaign = self.archive.campaign(id).await.map_err(|error| self.sql_failed(&error))?;
         let campaign = campaign.ok_or_else(Self::no_such_campaign)?;
-        self.learn(campaign).await.map_err(|error| self.sql_failed(&error))
+        Ok(self.campaigns.learn(campaign))
     }
 
     /// The campaign whose id stands in a path; what is no id has no campaign.
@@ -155,18 +155,18 @@ impl App {
         }
         let found = self.archive.campaign(&campaign.id).await.map_err(|error| self.sql_failed(&error))?;
         let found = found.ok_or_else(Self::no_such_campaign)?;
-        Ok(self.learn(found).await.map_err(|error| self.sql_failed(&error))?.campaign())
+        Ok(self.campaigns.learn(found).campaign())
     }
 
     /// Lays down a campaign that has just been written to SQL.
     pub async fn opened(&self, campaign: Campaign) -> Result<(), LedgerError> {
-        let known = self.campaigns.learn(campaign, 0);
+        let known = self.campaigns.learn(campaign);
         lay_down(&self.ledger, &known).await
     }
 
     /// Applies a change that has just been written to SQL.
     pub async fn changed(&self, campaign: Campaign) -> Result<(), LedgerError> {
-        let known = self.campaigns.learn(campaign, 0);
+        let known = self.campaigns.learn(campaign);
         // An ended campaign that has left Redis stays away: there is nothing to put into force.
         if known.campaign().archived.is_some() {
             return Ok(());
@@ -191,11 +191,6 @@ impl App {
         Ok(())
     }
 
-    async fn learn(&self, campaign: Campaign) -> Result<Arc<Known>, ArchiveError> {
-        let floor = self.archive.last_sequence(&campaign.id).await?;
-        Ok(self.campaigns.learn(campaign, floor))
-    }
-
     /// Takes in every campaign of the register, and puts what has changed into force in Redis.
     pub async fn refresh(&self) -> Result<(), ArchiveError> {
         let mut after = String::new();
@@ -204,10 +199,7 @@ impl App {
             let Some(last) = page.last() else { return Ok(()) };
             after = last.id.to_string();
             for campaign in page {
-                let known = match self.campaigns.get(&campaign.id) {
-                    Some(_) => self.campaigns.learn(campaign, 0),
-                    None => self.learn(campaign).await?,
-                };
+                let known = self.campaigns.learn(campaign);
                 if known.is_due()
                     && let Err(error) = self.apply(&known).await
                 {

@@ -40,10 +40,21 @@ pub struct Campaign {
     pub version: u64,
     /// Raised by every rebuild: what an older epoch still wants to write is refused.
     pub epoch: u64,
+    /// How far SQL knows it to have come.
+    pub reached: Reached,
     /// When an admin last changed it.
     pub changed_at: Timestamp,
     /// Set once the campaign is over and has left Redis.
     pub archived: Option<Archived>,
+}
+
+/// How far a campaign is known to have come in Redis.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reached {
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Grants, confirmations, returns and expiries so far: a Redis with fewer has lost some.
+    pub events: u64,
 }
 
 /// What a campaign came to before it left Redis.
@@ -240,6 +251,7 @@ impl NewCampaign {
             switch: Switch::On,
             version: 1,
             epoch: 1,
+            reached: Reached::default(),
             changed_at: clock::now(),
             archived: None,
         })

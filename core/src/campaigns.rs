@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 use claimgate_shared::CampaignId;
 use tokio::sync::Notify;
 
-use crate::campaign::Campaign;
+use crate::campaign::{Campaign, Reached};
 use crate::ledger::keys::Keys;
-use crate::ledger::scripts::Decided;
 
 /// A campaign known to this core.
 #[derive(Debug)]
@@ -18,10 +17,11 @@ pub struct Known {
     /// Its keys in Redis.
     pub keys: Keys,
     rules: RwLock<Arc<Campaign>>,
-    floor: AtomicU64,
+    sequence: AtomicU64,
+    events: AtomicU64,
     /// The version last put into force by this core, and when.
     applied: Mutex<Option<(u64, Instant)>>,
-    /// The connection to Redis since which SQL was asked for the floor.
+    /// The connection to Redis since which SQL was asked how far the campaign had come.
     checked: AtomicU64,
     /// Whether the campaign was ready when last called upon.
     trusted: AtomicBool,
@@ -32,11 +32,12 @@ pub struct Known {
 const CALENDAR_AGE_MAX: Duration = Duration::from_hours(1);
 
 impl Known {
-    fn new(campaign: Campaign, floor: u64, trouble: Arc<Notify>) -> Self {
+    fn new(campaign: Campaign, trouble: Arc<Notify>) -> Self {
         Self {
             keys: Keys::of(&campaign.id),
+            sequence: AtomicU64::new(campaign.reached.sequence),
+            events: AtomicU64::new(campaign.reached.events),
             rules: RwLock::new(Arc::new(campaign)),
-            floor: AtomicU64::new(floor),
             applied: Mutex::default(),
             checked: AtomicU64::new(0),
             trusted: AtomicBool::new(false),
@@ -65,12 +66,12 @@ impl Known {
         self.is_trusted() && self.campaign().archived.is_none()
     }
 
-    /// The connection to Redis since which SQL was asked for the floor; 0 for none.
+    /// The connection to Redis since which SQL was asked how far the campaign had come; 0 for none.
     pub fn checked(&self) -> u64 {
         self.checked.load(Ordering::Acquire)
     }
 
-    /// Takes note that SQL was asked for the floor since the connection `generation`.
+    /// Takes note that SQL was asked how far the campaign had come since the connection `generation`.
     pub fn set_checked(&self, generation: u64) {
         self.checked.store(generation, Ordering::Release);
     }
@@ -80,14 +81,19 @@ impl Known {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The highest sequence acknowledged by Redis to this core or found in SQL: a Redis that is behind has lost claims.
-    pub fn floor(&self) -> u64 {
-        self.floor.load(Ordering::Acquire)
+    /// How far the campaign is known to have come, by what Redis has acknowledged to this core and by what SQL has: a
+    /// Redis that is behind has lost claims.
+    pub fn reached(&self) -> Reached {
+        Reached {
+            sequence: self.sequence.load(Ordering::Acquire),
+            events: self.events.load(Ordering::Acquire),
+        }
     }
 
-    /// Raises the floor to `sequence`.
-    pub fn raise_floor(&self, sequence: u64) {
-        self.floor.fetch_max(sequence, Ordering::AcqRel);
+    /// Takes note that the campaign has come so far.
+    pub fn saw(&self, reached: Reached) {
+        self.sequence.fetch_max(reached.sequence, Ordering::AcqRel);
+        self.events.fetch_max(reached.events, Ordering::AcqRel);
     }
 
     /// Takes note that the rules of `version` are in force in Redis.
@@ -106,19 +112,9 @@ impl Known {
         applied.is_none_or(|(last, at)| last < version || at.elapsed() > CALENDAR_AGE_MAX)
     }
 
-    /// Takes note of a batch's last grant.
-    pub fn saw(&self, decided: &Decided) {
-        use crate::ledger::scripts::Verdict::{Replayed, Taken};
-        let sequences = decided.verdicts.iter().filter_map(|verdict| match verdict {
-            Taken { sequence, .. } | Replayed { sequence, .. } => Some(*sequence),
-            _ => None,
-        });
-        if let Some(last) = sequences.max() {
-            self.raise_floor(last);
-        }
-    }
-
-    fn learn(&self, campaign: Campaign) {
+    /// Takes in the campaign as the register has it.
+    pub(crate) fn learn(&self, campaign: Campaign) {
+        self.saw(campaign.reached);
         let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
         if (campaign.epoch, campaign.version) > (rules.epoch, rules.version) {
             *rules = Arc::new(campaign);
@@ -149,15 +145,14 @@ impl Campaigns {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).values().map(Arc::clone).collect()
     }
 
-    /// Takes in a campaign as the register has it; `floor` is the highest sequence there.
-    pub fn learn(&self, campaign: Campaign, floor: u64) -> Arc<Known> {
+    /// Takes in a campaign as the register has it.
+    pub fn learn(&self, campaign: Campaign) -> Arc<Known> {
         let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = by_id.get(&campaign.id) {
-            known.raise_floor(floor);
             known.learn(campaign);
             return Arc::clone(known);
         }
-        let known = Arc::new(Known::new(campaign.clone(), floor, Arc::clone(&self.trouble)));
+        let known = Arc::new(Known::new(campaign.clone(), Arc::clone(&self.trouble)));
         by_id.insert(campaign.id, Arc::clone(&known));
         known
     }

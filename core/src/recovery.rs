@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::archive::{Archive, ArchiveError, DrainError};
-use crate::campaign::{Archived, Campaign};
+use crate::campaign::{Archived, Campaign, Reached};
 use crate::campaigns::{Campaigns, Known};
 use crate::clock;
 use crate::ledger::loading::{LoadError, Loader};
@@ -185,7 +185,7 @@ impl Recovery {
         let Some(campaign) = self.archive.campaign(&known.campaign().id).await? else {
             return Ok(Recovered::Ready);
         };
-        self.campaigns.learn(campaign.clone(), 0);
+        self.campaigns.learn(campaign.clone());
         if campaign.archived.is_some() && !anyway {
             return Ok(Recovered::Ready);
         }
@@ -203,11 +203,13 @@ impl Recovery {
         // Redis may hold a newer epoch than SQL, when SQL was restored from an older copy.
         let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
         self.drain_all(known).await?;
-        let Some(campaign) = self.archive.raise_epoch(&campaign.id, campaign.epoch, epoch).await? else {
+        let Some(campaign) =
+            self.archive.raise_epoch(&campaign.id, (campaign.epoch, epoch), known.reached()).await?
+        else {
             return Ok(Recovered::Elsewhere);
         };
         let claims = self.load(known, &campaign, token).await?;
-        self.campaigns.learn(campaign.clone(), 0);
+        self.campaigns.learn(campaign.clone());
         known.applied(campaign.version);
         known.trust();
         let seconds = started.elapsed().as_secs_f64();
@@ -251,7 +253,7 @@ impl Recovery {
         {
             self.ledger.drop_keys(&known.keys).await?;
             tracing::info!(campaign = %campaign.id, taken = archived.taken, "archived: SQL answers for it now");
-            self.campaigns.learn(campaign, archived.sequence);
+            self.campaigns.learn(campaign);
         }
         Ok(())
     }
@@ -296,7 +298,8 @@ impl Recovery {
         if let Some((user, records)) = of_one_user {
             loader.user(&user, &records).await?;
         }
-        loader.open(totals.sequence.max(known.floor()), totals.taken).await?;
+        let sequence = campaign.reached.sequence.max(totals.sequence);
+        loader.open(Reached { sequence, ..campaign.reached }, totals.taken).await?;
         Ok(totals.claims - totals.revoked)
     }
 }
@@ -304,7 +307,8 @@ impl Recovery {
 /// Lays down a campaign that SQL has just been given: it has no claims yet.
 pub async fn lay_down(ledger: &Ledger, known: &Known) -> Result<(), LedgerError> {
     let campaign = known.campaign();
-    let laid = async { Loader::begin(ledger, &known.keys, &campaign, 0).await?.open(0, 0).await };
+    let laid =
+        async { Loader::begin(ledger, &known.keys, &campaign, 0).await?.open(campaign.reached, 0).await };
     match laid.await {
         Ok(()) => {
             known.applied(campaign.version);

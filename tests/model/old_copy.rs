@@ -12,7 +12,6 @@ const HOLD_MS: i64 = 30_000;
 /// One unit, held, confirmed, and held again by a Redis that has not heard of the confirmation: once that hold is over,
 /// the unit must not be another's.
 #[tokio::test(flavor = "current_thread")]
-#[ignore = "a finding: the floor of the sequence does not see that confirmations are lost"]
 async fn a_confirmation_that_redis_has_lost_is_not_undone() {
     let begins_at = jiff::Timestamp::now().as_millisecond();
     let rules = Rules {

@@ -58,8 +58,7 @@ impl Core {
         let client = redis::Client::open(redis.url()).expect("a Redis address");
         let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
         let campaigns: Arc<Campaigns> = Arc::default();
-        let floor = archive.last_sequence(&campaign.id).await.expect("SQL answers");
-        let known = campaigns.learn(campaign, floor);
+        let known = campaigns.learn(campaign);
         let recovery = Recovery {
             ledger: Arc::clone(&ledger),
             archive: archive.clone(),
@@ -135,7 +134,7 @@ impl System {
         let Ok(Some(Changed::Done(campaign))) = changed else {
             return Err(format!("{changed:?}"));
         };
-        self.core.recovery.campaigns.learn(campaign, 0);
+        self.core.recovery.campaigns.learn(campaign);
         let campaign = self.core.known.campaign();
         self.core.ledger.change(&self.core.known, &campaign).await.map_err(|error| error.to_string())
     }

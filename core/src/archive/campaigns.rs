@@ -8,7 +8,7 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Row as _, Transaction};
 
 use super::{Archive, ArchiveError};
-use crate::campaign::{Archived, Campaign};
+use crate::campaign::{Archived, Campaign, Reached};
 
 /// What became of a change.
 #[derive(Debug)]
@@ -40,8 +40,8 @@ impl Archive {
         let mut transaction = self.pool.begin().await?;
         let written = sqlx::query(
             "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
-             per_claim, hold_seconds, switch, version, epoch, created_at, changed_at) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14) ON CONFLICT (id) DO NOTHING",
+             per_claim, hold_seconds, switch, version, epoch, created_at, changed_at, sequence, events) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14, 0, 0) ON CONFLICT (id) DO NOTHING",
         )
         .bind(campaign.id.as_str())
         .bind(campaign.name.to_string())
@@ -126,17 +126,21 @@ impl Archive {
     }
 
     /// Raises the campaign's epoch from `from` to `to`, so that whatever an older one still wants to write is stored as
-    /// revoked; `None` when it is not at `from` any more.
+    /// revoked, and notes how far it has been seen to come; `None` when it is not at `from` any more.
     pub async fn raise_epoch(
         &self,
         id: &CampaignId,
-        from: u64,
-        to: u64,
+        (from, to): (u64, u64),
+        reached: Reached,
     ) -> Result<Option<Campaign>, ArchiveError> {
         let row = sqlx::query(
-            "UPDATE campaigns SET epoch = $1, archived_at = NULL WHERE id = $2 AND epoch = $3 RETURNING *",
+            "UPDATE campaigns SET epoch = $1, archived_at = NULL, \
+             sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
+             events = CASE WHEN $3 > events THEN $3 ELSE events END WHERE id = $4 AND epoch = $5 RETURNING *",
         )
         .bind(big(to))
+        .bind(big(reached.sequence))
+        .bind(big(reached.events))
         .bind(id.as_str())
         .bind(big(from))
         .fetch_optional(&self.pool)
@@ -166,17 +170,6 @@ impl Archive {
         .fetch_optional(&self.pool)
         .await?;
         row.as_ref().map(read).transpose()
-    }
-
-    /// The highest sequence that SQL holds of the campaign; 0 when none.
-    pub async fn last_sequence(&self, id: &CampaignId) -> Result<u64, ArchiveError> {
-        let row = sqlx::query(
-            "SELECT COALESCE(MAX(sequence), 0) FROM claims WHERE campaign_id = $1 AND status <> 'revoked'",
-        )
-        .bind(id.as_str())
-        .fetch_one(&self.pool)
-        .await?;
-        unsigned(row.try_get(0)?)
     }
 }
 
@@ -243,6 +236,10 @@ fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
         switch: switch(&row.try_get::<String, _>("switch")?)?,
         version: unsigned(row.try_get("version")?)?,
         epoch: unsigned(row.try_get("epoch")?)?,
+        reached: Reached {
+            sequence: unsigned(row.try_get("sequence")?)?,
+            events: unsigned(row.try_get("events")?)?,
+        },
         changed_at: time(row.try_get("changed_at")?)?,
         archived: archived(row)?,
     })

@@ -108,7 +108,7 @@ impl Archive {
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
     pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
         let mut transaction = self.pool.begin().await?;
-        let epoch = lock_campaign(&mut transaction, campaign).await?;
+        let epoch = lock_campaign(&mut transaction, campaign, entries).await?;
         let rows = newest(entries);
         for chunk in rows.chunks(ROWS_MAX) {
             insert(campaign, epoch, chunk).execute(&mut *transaction).await?;
@@ -121,7 +121,7 @@ impl Archive {
     /// it was granted by a Redis that had lost what SQL holds in its place.
     pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
         let mut transaction = self.pool.begin().await?;
-        let epoch = lock_campaign(&mut transaction, campaign).await?;
+        let epoch = lock_campaign(&mut transaction, campaign, entries).await?;
         let mut revoked = 0;
         for row in newest(entries) {
             let mut attempt = transaction.begin().await?;
@@ -229,15 +229,26 @@ impl Archive {
     }
 }
 
-/// Holds the campaign's row until the transaction ends; its epoch.
+/// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come; its epoch.
 async fn lock_campaign(
     transaction: &mut Transaction<'_, Any>,
     campaign: &CampaignId,
+    entries: &[Entry],
 ) -> Result<u64, DrainError> {
-    let row = sqlx::query("UPDATE campaigns SET epoch = epoch WHERE id = $1 RETURNING epoch")
-        .bind(campaign.as_str())
-        .fetch_optional(&mut **transaction)
-        .await?;
+    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or(0);
+    let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
+    let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
+    // What an older epoch has counted says nothing about this one.
+    let row = sqlx::query(
+        "UPDATE campaigns SET sequence = CASE WHEN epoch = $1 AND $2 > sequence THEN $2 ELSE sequence END, \
+         events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 RETURNING epoch",
+    )
+    .bind(big(newest))
+    .bind(big(sequences.max().unwrap_or(0)))
+    .bind(big(of_newest().map(|entry| entry.count).max().unwrap_or(0)))
+    .bind(campaign.as_str())
+    .fetch_optional(&mut **transaction)
+    .await?;
     Ok(unsigned(row.ok_or(DrainError::NoCampaign)?.try_get(0)?)?)
 }
 

@@ -65,6 +65,8 @@ pub struct Entry {
     pub id: String,
     /// The campaign's epoch when it was written.
     pub epoch: u64,
+    /// How many events the campaign had had after it.
+    pub count: u64,
     /// In the order of their decisions.
     pub events: Vec<Event>,
 }
@@ -102,13 +104,14 @@ fn entry(item: &StreamId) -> Option<Entry> {
         Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
         _ => None,
     };
-    let epoch = std::str::from_utf8(field("epoch")?).ok()?.parse().ok()?;
+    let number = |name: &str| std::str::from_utf8(field(name)?).ok()?.parse().ok();
+    let (epoch, count) = (number("epoch")?, number("count")?);
     let mut bytes = field("events")?;
     let mut events = Vec::new();
     while !bytes.is_empty() {
         events.push(Event::read(&mut bytes)?);
     }
-    Some(Entry { id: item.id.clone(), epoch, events })
+    Some(Entry { id: item.id.clone(), epoch, count, events })
 }
 
 /// A connection of its own for the drain, since reading waits.

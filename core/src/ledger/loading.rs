@@ -7,7 +7,7 @@ use claimgate_shared::{ClaimStatus, UserId};
 use super::keys::Keys;
 use super::scripts::{self, Record, put_be};
 use super::{Ledger, LedgerError, rule_fields};
-use crate::campaign::Campaign;
+use crate::campaign::{Campaign, Reached};
 
 /// Claims kept in a user's own record; older ones are kept apart. As in `prelude.lua`.
 const INLINE_MAX: usize = 8;
@@ -70,12 +70,12 @@ impl<'a> Loader<'a> {
         self.flush(PAIRS_MAX).await
     }
 
-    /// Opens the campaign: `taken` units are taken, and sequences go on above `sequence`.
-    pub async fn open(mut self, sequence: u64, taken: u64) -> Result<(), LoadError> {
+    /// Opens the campaign: `taken` units are taken, and sequences go on above what was `reached`.
+    pub async fn open(mut self, reached: Reached, taken: u64) -> Result<(), LoadError> {
         self.flush(1).await?;
         let campaign = self.campaign;
         self.step("open", |call| {
-            call.arg(sequence).arg(taken);
+            call.arg(reached.sequence).arg(reached.events).arg(taken);
             rule_fields(call, campaign);
         })
         .await

@@ -14,10 +14,10 @@ use claimgate_shared::{ClaimId, Timestamp};
 use redis::{Client, RedisError, Script, ScriptInvocation, Value};
 
 use self::keys::Keys;
-use self::link::Link;
+use self::link::{Link, Session};
 use self::scripts::{Counters, Decided, Lease, Malformed, Record};
 use crate::archive::{Archive, ArchiveError};
-use crate::campaign::Campaign;
+use crate::campaign::{Campaign, Reached};
 use crate::campaigns::Known;
 
 /// Why Redis gave no decision.
@@ -83,7 +83,7 @@ pub struct HoldState {
 #[derive(Debug)]
 pub struct Ledger {
     link: Link,
-    /// Where the floor of a campaign's sequence is read after every new connection.
+    /// Where it is read, after every new connection, how far a campaign had come.
     archive: Archive,
     /// The most events the outbox may hold before new claims are put off.
     backlog_max: u64,
@@ -107,7 +107,7 @@ impl Ledger {
             })
             .await?;
         let decided = ready(known, scripts::decided(reply, zone)?)?;
-        known.saw(&decided);
+        known.saw(decided.reached());
         Ok(decided)
     }
 
@@ -127,7 +127,11 @@ impl Ledger {
                 call.arg(verb).arg(id.user.as_str()).arg(&id.digest[..]);
             })
             .await?;
-        ready(known, scripts::settled(reply)?)
+        let settled = ready(known, scripts::settled(reply)?)?;
+        Ok(settled.map(|(record, events)| {
+            known.saw(Reached { sequence: record.sequence, events });
+            record
+        }))
     }
 
     /// The campaign's counters, and the claim `id` as it stands.
@@ -250,15 +254,37 @@ impl Ledger {
         arguments: &impl Fn(&mut ScriptInvocation<'_>),
     ) -> Result<Value, LedgerError> {
         let mut session = self.link.session().await?;
-        // Behind a new connection may be a Redis that has lost claims: only SQL can tell how many there have been.
         if known.checked() != session.generation {
-            known.raise_floor(self.archive.last_sequence(&known.campaign().id).await?);
-            known.set_checked(session.generation);
+            self.meet(known, &mut session).await?;
         }
         let mut call = invocation(script, known, &known.campaign());
         arguments(&mut call);
         let reply = call.invoke_async(&mut session.connection).await;
         self.noted(reply, session.generation).await
+    }
+
+    /// Behind a new connection may be a Redis that has lost claims, or has old rules: only SQL can tell how far the
+    /// campaign had come, and its rules are put into force before anything is decided by others.
+    async fn meet(&self, known: &Known, session: &mut Session) -> Result<(), LedgerError> {
+        if let Some(campaign) = self.archive.campaign(&known.campaign().id).await? {
+            known.learn(campaign);
+        }
+        let campaign = known.campaign();
+        let mut call = invocation(&scripts::CHANGE, known, &campaign);
+        call.arg(campaign.version);
+        rule_fields(&mut call, &campaign);
+        let reply = call.invoke_async(&mut session.connection).await;
+        let reply = match self.noted(reply, session.generation).await {
+            // Without memory nothing is granted either; the drain still has to find its campaigns.
+            Err(LedgerError::OutOfMemory(_)) => return Ok(()),
+            reply => reply?,
+        };
+        // Not ready: whatever is called next says so too.
+        if ready(known, scripts::word(reply, &["changed", "newer"])?).is_ok() {
+            known.applied(campaign.version);
+        }
+        known.set_checked(session.generation);
+        Ok(())
     }
 
     async fn run(&self, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
@@ -289,13 +315,13 @@ fn ready<T>(known: &Known, reply: scripts::Ready<T>) -> Result<T, LedgerError> {
     })
 }
 
-/// A call with what every script takes first: the keys, the layout, the epoch, and the floor of the sequence.
+/// A call with what every script takes first: the keys, the layout, the epoch, and the floor of the events.
 fn invocation<'a>(script: &'a Script, known: &Known, campaign: &Campaign) -> ScriptInvocation<'a> {
     let mut call = script.prepare_invoke();
     for key in known.keys.all() {
         call.key(key);
     }
-    call.arg(scripts::LAYOUT).arg(campaign.epoch).arg(known.floor());
+    call.arg(scripts::LAYOUT).arg(campaign.epoch).arg(known.reached().events);
     call
 }
 

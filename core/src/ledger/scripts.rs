@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use claimgate_shared::{ClaimStatus, Denial, Timestamp};
 use redis::{Script, Value};
 
-use crate::campaign::Zone;
+use crate::campaign::{Reached, Zone};
 
 /// The layout of the keys that this core reads and writes; another one is refused by the scripts.
 pub const LAYOUT: u32 = 1;
@@ -202,12 +202,25 @@ pub struct Decided {
     pub now: Timestamp,
     /// The version by which it was decided.
     pub version: u64,
+    /// How many events the campaign has had, these included.
+    pub events: u64,
     /// The total by which it was decided; `None` when unlimited.
     pub total: Option<u32>,
     /// Whether more holds are due than one call gives back.
     pub more_due: bool,
     /// One a claim, in their order.
     pub verdicts: Vec<Verdict>,
+}
+
+impl Decided {
+    /// How far the campaign has come.
+    pub fn reached(&self) -> Reached {
+        let sequences = self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Taken { sequence, .. } | Verdict::Replayed { sequence, .. } => Some(*sequence),
+            _ => None,
+        });
+        Reached { sequence: sequences.max().unwrap_or(0), events: self.events }
+    }
 }
 
 /// What a script says: `Err` is why the campaign's counters cannot be trusted.
@@ -279,10 +292,11 @@ pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
         return Ok(Err(why));
     }
     let (now, version) = (parts.timestamp()?, parts.number()?);
+    let events = parts.number()?;
     let total = u32::try_from(parts.int()?).ok();
     let more_due = parts.int()? == 1;
     let verdicts = Parts::of(parts.next()?)?.0.map(|item| verdict(item, zone)).collect::<Result<_, _>>()?;
-    Ok(Ok(Decided { now, version, total, more_due, verdicts }))
+    Ok(Ok(Decided { now, version, events, total, more_due, verdicts }))
 }
 
 fn verdict(item: Value, zone: &Zone) -> Result<Verdict, Malformed> {
@@ -366,15 +380,17 @@ pub fn found(reply: Value) -> Result<Ready<(Counters, Option<Record>)>, Malforme
     Ok(Ok((counters, record)))
 }
 
-/// Reads the reply of `settle.lua`; `None` when there is no such claim.
-pub fn settled(reply: Value) -> Result<Ready<Option<Record>>, Malformed> {
+/// Reads the reply of `settle.lua`: the claim, and how many events the campaign has had; `None` when there is no such
+/// claim.
+pub fn settled(reply: Value) -> Result<Ready<Option<(Record, u64)>>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
         "not_ready" => Ok(Err(parts.text()?)),
         "unknown" => Ok(Ok(None)),
         "settled" => match parts.next()? {
             Value::BulkString(bytes) => {
-                Ok(Ok(Some(Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?)))
+                let record = Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?;
+                Ok(Ok(Some((record, parts.number()?))))
             }
             other => Err(malformed(&other)),
         },
