@@ -48,7 +48,26 @@ async fn cut_after_the_request() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_mid_reply() {
-    cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply, 3).await;
+    cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply(30), 3).await;
+}
+
+/// Half a reply must not be read as another one, wherever it ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_at_every_byte_of_the_reply() {
+    let row = Row::begin("cut at every byte of the reply");
+    let stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    let mut found_again = 0;
+    for bytes in 0..100 {
+        let user = format!("victim-{bytes}-");
+        stage.proxy().cut(Cut::MidReply(bytes), &user, 1);
+        let seen = checker.claim(&stage.core, &user, "k").await;
+        assert!(!matches!(seen, Seen::Denied { .. }), "{bytes} bytes: {seen:?}");
+        found_again += usize::from(seen != Seen::Unknown);
+        row.fault();
+    }
+    println!("{found_again} of 100 were found again by core itself");
+    stage.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -62,7 +81,7 @@ async fn a_single_lost_reply_is_found_again_by_core_itself() {
     let stage = Stage::proxied().await;
     let checker = Checker::create(&stage.core, "demo", ROOMY).await;
     for (at, cut) in
-        [Cut::BeforeRequest, Cut::AfterRequest, Cut::MidReply, Cut::Reset].into_iter().enumerate()
+        [Cut::BeforeRequest, Cut::AfterRequest, Cut::MidReply(1), Cut::Reset].into_iter().enumerate()
     {
         let user = format!("victim-{at}");
         stage.proxy().cut(cut, &user, 1);

@@ -54,7 +54,7 @@ struct Core {
 }
 
 impl Core {
-    async fn start(redis: &RedisServer, archive: &Archive, campaign: Campaign) -> Self {
+    fn start(redis: &RedisServer, archive: &Archive, campaign: Campaign) -> Self {
         let client = redis::Client::open(redis.url()).expect("a Redis address");
         let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
         let campaigns: Arc<Campaigns> = Arc::default();
@@ -79,7 +79,7 @@ impl System {
         let archive = archive.expect("SQL opens");
         let campaign = new_campaign(rules);
         archive.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
-        let core = Core::start(&redis, &archive, campaign).await;
+        let core = Core::start(&redis, &archive, campaign);
         lay_down(&core.ledger, &core.known).await.expect("laid down");
         Self { clock, redis, archive, core, copied: Vec::new(), _folder: folder }
     }
@@ -193,7 +193,7 @@ impl System {
     pub async fn restart_core(&mut self) {
         let id = CAMPAIGN.parse().expect("an id");
         let campaign = self.archive.campaign(&id).await.expect("SQL answers").expect("the campaign");
-        self.core = Core::start(&self.redis, &self.archive, campaign).await;
+        self.core = Core::start(&self.redis, &self.archive, campaign);
     }
 
     /// Takes the keys of `mask` out of Redis; whether the outbox was one of them.

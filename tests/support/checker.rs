@@ -270,8 +270,13 @@ impl Checker {
     async fn until_quiet(&self, cores: &[&Core], redis: &RedisView) {
         for core in cores {
             eventually(SOON, || async {
-                let view = core.get(&format!("/internal/v1/campaigns/{}", self.campaign)).await;
-                holds(view.status == 200, || format!("{}\n{}", view.text(), core.log()))
+                // A connection that a frozen core has let go of is no answer.
+                let url = core.url(&format!("/internal/v1/campaigns/{}", self.campaign));
+                match core.client().try_get(&url, API_TOKEN).await {
+                    Ok(view) if view.status == 200 => Ok(()),
+                    Ok(view) => Err(format!("{}\n{}", view.text(), core.log())),
+                    Err(error) => Err(format!("{error:#}")),
+                }
             })
             .await;
         }

@@ -20,8 +20,8 @@ pub enum Cut {
     BeforeRequest,
     /// The request is carried out; its reply is lost with the connection.
     AfterRequest,
-    /// The first bytes of the reply arrive, then the connection ends.
-    MidReply,
+    /// So many bytes of the reply arrive, then the connection ends.
+    MidReply(usize),
     /// The request is carried out; then the connection is reset.
     Reset,
     /// The reply comes late.
@@ -209,8 +209,8 @@ async fn replies(
         let caught = pending.lock().expect("the cut").take();
         let caught = caught.or_else(|| shared.caught(&bytes[..count], true));
         match caught {
-            Some(Cut::MidReply) => {
-                let _ = to.write_all(&bytes[..count / 2]).await;
+            Some(Cut::MidReply(arrive)) => {
+                let _ = to.write_all(&bytes[..arrive.min(count)]).await;
                 return;
             }
             Some(Cut::Reset) => {
