@@ -262,16 +262,24 @@ impl Recovery {
     async fn drain_all(&self, known: &Known) -> Result<(), RecoveryError> {
         let campaign = &known.campaign().id;
         let mut after = "0-0".to_owned();
+        // Once a history was found to have lost others, nothing that follows is taken at its word.
+        let mut honest = true;
         while let Some((read, last)) = self.ledger.outbox_page(&known.keys, &after).await? {
             for id in &read.poison {
                 self.ledger.park(&known.keys, id).await?;
             }
-            match self.archive.drain(campaign, &read.entries).await {
-                Err(DrainError::Constraint(error)) => {
-                    let revoked = self.archive.salvage(campaign, &read.entries).await?;
-                    tracing::error!(%campaign, revoked, %error, "claims stored as revoked");
+            if honest {
+                match self.archive.drain(campaign, &read.entries).await {
+                    Err(DrainError::Constraint(error)) => {
+                        tracing::error!(%campaign, %error, "the register refuses claims; taking them one by one");
+                        honest = false;
+                    }
+                    other => other?,
                 }
-                other => other?,
+            }
+            if !honest {
+                let revoked = self.archive.salvage(campaign, &read.entries).await?;
+                tracing::error!(%campaign, revoked, "claims stored as revoked");
             }
             after = last;
         }

@@ -124,6 +124,13 @@ impl Archive {
         let epoch = lock_campaign(&mut transaction, campaign, entries).await?;
         let mut revoked = 0;
         for row in newest(entries) {
+            // Another history may have used the units up: SQL's own sum decides, not what this one believed.
+            if passes_limit(&mut transaction, campaign, &row).await? {
+                let unguarded = Row { total_then: None, taken_after: None, ..row };
+                insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
+                revoked += 1;
+                continue;
+            }
             let mut attempt = transaction.begin().await?;
             match insert(campaign, epoch, &[row]).execute(&mut *attempt).await.map_err(DrainError::from) {
                 Ok(_) => attempt.commit().await?,
@@ -252,6 +259,27 @@ async fn lock_campaign(
     Ok(unsigned(row.ok_or(DrainError::NoCampaign)?.try_get(0)?)?)
 }
 
+/// Whether a claim that SQL does not hold yet would pass the total it was decided by, on top of what SQL holds.
+async fn passes_limit(
+    transaction: &mut Transaction<'_, Any>,
+    campaign: &CampaignId,
+    row: &Row<'_>,
+) -> Result<bool, DrainError> {
+    let (Some(total), ClaimStatus::Granted | ClaimStatus::Held) = (row.total_then, row.event.claim.status)
+    else {
+        return Ok(false);
+    };
+    let taken = sqlx::query(
+        "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
+         WHERE campaign_id = $1 AND id <> $2 AND status IN ('granted', 'held')",
+    )
+    .bind(campaign.to_string())
+    .bind(row.event.claim_id(campaign).to_string())
+    .fetch_one(&mut **transaction)
+    .await?;
+    Ok(unsigned(taken.try_get(0)?)? + u64::from(row.event.claim.quantity) > total)
+}
+
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
@@ -309,8 +337,8 @@ fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[Row<'_>]) -> Query<'sta
          claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
          total_then = COALESCE(excluded.total_then, claims.total_then), \
          taken_after = COALESCE(excluded.taken_after, claims.taken_after) \
-         WHERE excluded.epoch > claims.epoch \
-         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision)",
+         WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
+         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))",
     );
     // Not kept prepared: there are as many texts as numbers of rows.
     rows.iter().fold(

@@ -76,6 +76,8 @@ impl Archive {
 /// SQLite: readers beside the one writer, and a commit that survives the power going out.
 async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
     if connection.backend_name() != "SQLite" {
+        // A core that stops in the middle of a transaction must not keep the campaign's row from the others.
+        sqlx::query("SET idle_in_transaction_session_timeout = '5s'").execute(&mut *connection).await?;
         return Ok(());
     }
     for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 5000", "foreign_keys = ON"] {
