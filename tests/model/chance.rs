@@ -1,22 +1,20 @@
-//! Random numbers: the same for the same seed, for ever (splitmix64).
+//! What the game draws from a generator: counts, odds, choices.
 
-/// A generator.
+use support::numbers::Numbers;
+
+/// A generator's draws, the same for the same seed, for ever.
 #[derive(Debug, Clone)]
-pub struct Chance(u64);
+pub struct Chance(Numbers);
 
 impl Chance {
     /// From a seed.
     pub fn of(seed: u64) -> Self {
-        Self(seed)
+        Self(Numbers::of(seed))
     }
 
     /// The next number.
     pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     /// A number of `from..=upto`.

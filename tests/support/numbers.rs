@@ -7,6 +7,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Numbers(u64);
 
 impl Numbers {
+    /// From a seed.
+    pub fn of(seed: u64) -> Self {
+        Self(seed)
+    }
+
     /// From `SEED`, or from the clock; prints the seed with the name of `test`.
     pub fn seeded(test: &str) -> Self {
         let given = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok());
