@@ -72,7 +72,7 @@ pub struct Health {
 impl App {
     /// Puts the parts together.
     pub fn new(
-        ledger: Arc<Ledger>,
+        gate: Gate,
         archive: Archive,
         recovery: Arc<Recovery>,
         gatekeeper: Gatekeeper,
@@ -80,8 +80,8 @@ impl App {
         concurrency_max: usize,
     ) -> Self {
         Self(Arc::new(Parts {
-            gate: Gate::new(Arc::clone(&ledger)),
-            ledger,
+            gate,
+            ledger: Arc::clone(&recovery.ledger),
             archive,
             campaigns: Arc::clone(&recovery.campaigns),
             recovery,

@@ -14,6 +14,7 @@ use claimgate_shared::signature::{NamedKey, SecretKey};
 use claimgate_shared::user_token::UserTokens;
 use clap::Args;
 
+use crate::gate::BATCH_MAX;
 use crate::http::auth::{Caller, Tokens};
 
 /// Events that may wait for SQL per campaign before new claims are put off.
@@ -68,6 +69,9 @@ pub struct ServeArgs {
     /// The most requests handled at once; further ones get 503 [default: 4096]
     #[arg(long, env = "CLAIMGATE_CONCURRENCY_MAX", value_name = "REQUESTS")]
     concurrency_max: Option<String>,
+    /// The most claims that one call to Redis decides, 1 to 256 [default: 256]
+    #[arg(long, env = "CLAIMGATE_BATCH_MAX", value_name = "CLAIMS")]
+    batch_max: Option<String>,
     /// Log lines as JSON instead of text
     #[arg(long, env = "CLAIMGATE_LOG_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     pub log_json: bool,
@@ -100,6 +104,8 @@ pub struct Config {
     pub archive_after: Duration,
     /// Requests.
     pub concurrency_max: usize,
+    /// Claims.
+    pub batch_max: usize,
     /// Who may call.
     pub tokens: Tokens,
     /// Keys the edge may sign with.
@@ -131,6 +137,7 @@ impl Config {
                 86_400,
             )?),
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
+            batch_max: batch_max(args.batch_max.as_deref())?,
             tokens: tokens(&admin)?,
             edge_keys: edge_keys(&data_dir)?,
             data_dir,
@@ -159,6 +166,14 @@ fn optional<T: std::str::FromStr + PartialOrd + From<u8>>(
     default: T,
 ) -> Result<T, ConfigError> {
     text.map_or(Ok(default), |text| number(variable, text))
+}
+
+fn batch_max(text: Option<&str>) -> Result<usize, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_BATCH_MAX";
+    match optional(VARIABLE, text, BATCH_MAX)? {
+        claims if claims <= BATCH_MAX => Ok(claims),
+        claims => Err(wrong(VARIABLE, format!("must be at most {BATCH_MAX}, not '{claims}'"))),
+    }
 }
 
 fn redis_url(text: &str) -> Result<String, ConfigError> {

@@ -17,8 +17,8 @@ use crate::metrics;
 
 /// The most claims that one call decides.
 pub const BATCH_MAX: usize = 256;
-/// Calls of one campaign under way at once: while Redis works on one, the next is on its way.
-const CALLS_MAX: usize = 2;
+/// Claims of one campaign under way at once: while Redis works on one full batch, the next is on its way.
+const UNDER_WAY_MAX: usize = 2 * BATCH_MAX;
 /// The most claims that may wait for one campaign; further ones are turned away untried.
 const WAITING_MAX: usize = 8192;
 
@@ -51,6 +51,7 @@ pub enum GateError {
 #[derive(Debug)]
 pub struct Gate {
     ledger: Arc<Ledger>,
+    batch_max: usize,
     lanes: Mutex<HashMap<CampaignId, mpsc::Sender<Waiting>>>,
 }
 
@@ -64,9 +65,9 @@ struct Waiting {
 }
 
 impl Gate {
-    /// A gate in front of `ledger`.
-    pub fn new(ledger: Arc<Ledger>) -> Self {
-        Self { ledger, lanes: Mutex::default() }
+    /// A gate in front of `ledger` that lets a call decide at most `batch_max` claims, 1 to [`BATCH_MAX`].
+    pub fn new(ledger: Arc<Ledger>, batch_max: usize) -> Self {
+        Self { ledger, batch_max, lanes: Mutex::default() }
     }
 
     /// Decides one claim. Once it is handed over it is decided even when the caller goes away.
@@ -87,18 +88,23 @@ impl Gate {
             return lane.clone();
         }
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        tokio::spawn(run_lane(Arc::clone(&self.ledger), Arc::clone(known), receiver));
+        tokio::spawn(run_lane(Arc::clone(&self.ledger), Arc::clone(known), self.batch_max, receiver));
         lanes.insert(id.clone(), sender.clone());
         sender
     }
 }
 
-async fn run_lane(ledger: Arc<Ledger>, known: Arc<Known>, mut lane: mpsc::Receiver<Waiting>) {
-    let calls = Arc::new(Semaphore::new(CALLS_MAX));
+async fn run_lane(
+    ledger: Arc<Ledger>,
+    known: Arc<Known>,
+    batch_max: usize,
+    mut lane: mpsc::Receiver<Waiting>,
+) {
+    let calls = Arc::new(Semaphore::new(UNDER_WAY_MAX / batch_max));
     // The permit comes first: what arrives while all calls are under way goes in the next one, together.
     while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
         let mut batch = Vec::new();
-        if lane.recv_many(&mut batch, BATCH_MAX).await == 0 {
+        if lane.recv_many(&mut batch, batch_max).await == 0 {
             return;
         }
         let (ledger, known) = (Arc::clone(&ledger), Arc::clone(&known));

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::app::App;
 use crate::archive::Archive;
 use crate::config::Config;
+use crate::gate::Gate;
 use crate::http;
 use crate::http::auth::Gatekeeper;
 use crate::ledger::Ledger;
@@ -52,8 +53,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         consumer: config.core_id,
     };
     let gatekeeper = Gatekeeper { tokens: config.tokens, edge_keys: config.edge_keys };
+    let gate = Gate::new(ledger, config.batch_max);
     let app =
-        App::new(ledger, archive.clone(), Arc::clone(&recovery), gatekeeper, metrics, config.concurrency_max);
+        App::new(gate, archive.clone(), Arc::clone(&recovery), gatekeeper, metrics, config.concurrency_max);
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_draining, draining) = watch::channel(false);

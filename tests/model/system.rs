@@ -65,7 +65,12 @@ impl Core {
             campaigns,
             archive_after: Duration::MAX,
         };
-        Self { gate: Gate::new(Arc::clone(&ledger)), ledger, recovery, known }
+        Self {
+            gate: Gate::new(Arc::clone(&ledger), claimgate_core::gate::BATCH_MAX),
+            ledger,
+            recovery,
+            known,
+        }
     }
 }
 

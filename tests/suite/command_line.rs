@@ -266,6 +266,7 @@ async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
         ("CLAIMGATE_REDIS_MAXMEMORY_MIB", "0"),
         ("CLAIMGATE_OUTBOX_MAX", "many"),
         ("CLAIMGATE_CONCURRENCY_MAX", "-1"),
+        ("CLAIMGATE_BATCH_MAX", "257"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let (listen, admin) = (free_address().to_string(), free_address().to_string());
