@@ -398,7 +398,7 @@ pub fn settled(reply: Value) -> Result<Ready<Option<(Record, u64)>>, Malformed> 
     }
 }
 
-/// Reads the reply of `close.lua`: the epoch that Redis has the campaign in.
+/// Reads the reply of `close.lua` without a lineage: the epoch that Redis has the campaign in.
 pub fn closed(reply: Value) -> Result<u64, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
