@@ -58,6 +58,9 @@ const SETTINGS: &[(&str, &str, &str)] = &[
     ("maxmemory-policy", "noeviction", "Redis may drop counters and claims when memory runs out"),
 ];
 
+/// A claim of a user with a UUID for an id, as the script takes it.
+const CLAIM_BYTES: usize = 57;
+
 /// What a caller wants done with a claim that stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
@@ -97,16 +100,17 @@ impl Ledger {
 
     /// Gives back holds that are due, then decides `requests`, all of `known`'s campaign, in one call.
     pub async fn claim(&self, known: &Known, requests: &[(ClaimId, u32)]) -> Result<Decided, LedgerError> {
-        let zone = &known.campaign().zone;
+        let mut claims = Vec::with_capacity(requests.len() * CLAIM_BYTES);
+        for (id, quantity) in requests {
+            scripts::put_claim(&mut claims, id, *quantity);
+        }
         let reply = self
             .call(known, &scripts::CLAIM, |call| {
-                call.arg(self.backlog_max);
-                for (id, quantity) in requests {
-                    call.arg(id.user.as_str()).arg(&id.digest[..]).arg(*quantity);
-                }
+                call.arg(self.backlog_max).arg(&claims[..]);
             })
             .await?;
-        let decided = ready(known, scripts::decided(reply, zone)?)?;
+        let quantities = requests.iter().map(|(_, quantity)| *quantity);
+        let decided = ready(known, scripts::decided(reply, &known.campaign().zone, quantities)?)?;
         known.saw(decided.reached());
         Ok(decided)
     }
