@@ -11,9 +11,9 @@ local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local record = false
 if ARGV[4] then
-  local user = unpack_user(redis.call('HGET', KEYS[2], ARGV[4]))
-  local at = find_inline(user.claims, ARGV[5])
-  record = at and string.sub(user.claims, at, at + CLAIM - 1)
-  if not at and user.moved == 1 then record = redis.call('HGET', KEYS[3], ARGV[5]) end
+  local user = redis.call('HGET', KEYS[2], ARGV[4])
+  local at = user and find_inline(user, ARGV[5])
+  record = at and string.sub(user, at, at + CLAIM - 1)
+  if user and not at and string.byte(user, HEADER) == 1 then record = redis.call('HGET', KEYS[3], ARGV[5]) end
 end
 return { 'found', milliseconds(), campaign.version, campaign.taken, campaign.sequence, campaign.backlog, record or false }

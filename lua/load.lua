@@ -3,7 +3,7 @@
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1 layout   2 epoch   3 loader's fencing token   4 step, then by step:
---       'begin'                    drops what is there, writes every key's sentinel and the drain's consumer group
+--       'begin'  server's lineage            drops what is there, writes every key's sentinel and the consumer group
 --       'users'  user id, record, ...        at most 1,000 pairs
 --       'claims' digest, record, ...         claims beyond their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs
@@ -29,7 +29,8 @@ local steps = {
   begin = function()
     local sentinel = '0-' .. epoch
     redis.call('UNLINK', unpack(KEYS))
-    redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'epoch', epoch, 'loader', token, 'switch', 'loading')
+    redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'epoch', epoch, 'loader', token, 'lineage', ARGV[5],
+      'switch', 'loading')
     redis.call('HSET', KEYS[2], '.', epoch)
     redis.call('HSET', KEYS[3], '.', epoch)
     redis.call('ZADD', KEYS[4], '-' .. epoch, '.')

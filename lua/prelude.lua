@@ -9,12 +9,16 @@
 -- Numbers are whole, at most 2^53. Bytes are big endian.
 --   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
 --   claim's record   digest 16, status 1, revision 1, quantity 4, sequence 5, claimed at 6, expires at 6, day 3
---   outbox event     user (length 1), claim's record, updated at 6, total then 5, taken after 5
+--   outbox event     user (length 1), claim's record
+--
+-- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
+-- seen before, and what a claim costs here is what claimgate costs.
 
-local LAYOUT = '1'
-local HEADER, CLAIM = 14, 42
+local LAYOUT = '2'
+local HEADER, CLAIM, DIGEST = 14, 42, 16
 local INLINE_MAX = 8
 local DUE_MAX = 256
+local FIELDS_MAX = 2000
 local UNLIMITED = 2 ^ 40 - 1
 local GRANTED, HELD, RETURNED, EXPIRED = 1, 2, 3, 4
 
@@ -61,14 +65,15 @@ local function day_at(days, now)
   return math.floor((seconds + offset) / 86400)
 end
 
+-- Of a user's record, or none: the day last claimed on, units taken on it, units ever taken, 1 if claims have moved out.
 local function unpack_user(record)
-  if not record then return { day = 0, today = 0, ever = 0, moved = 0, claims = '' } end
-  local day, today, ever, moved = struct.unpack('>I3I5I5I1', record)
-  return { day = day, today = today, ever = ever, moved = moved, claims = string.sub(record, HEADER + 1) }
+  if not record then return 0, 0, 0, 0 end
+  return struct.unpack('>I3I5I5I1', record)
 end
 
-local function pack_user(user)
-  return struct.pack('>I3I5I5I1', user.day, user.today, user.ever, user.moved) .. user.claims
+-- A user's record with other counters before the same claims.
+local function with_counters(record, day, today, ever, moved)
+  return struct.pack('>I3I5I5I1', day, today, ever, moved) .. string.sub(record, HEADER + 1)
 end
 
 local function unpack_claim(record, at)
@@ -85,146 +90,134 @@ local function pack_claim(claim)
     claim.sequence, claim.claimed_at, claim.expires_at, claim.day)
 end
 
-local function pack_event(user_id, claim, updated_at, total, taken)
-  return struct.pack('>I1c0', #user_id, user_id) .. pack_claim(claim)
-    .. struct.pack('>I6I5I5', updated_at, total, taken)
-end
-
--- Where `digest` begins among a user's inline claims, or nil.
-local function find_inline(claims, digest)
-  for at = 1, #claims, CLAIM do
-    if string.sub(claims, at, at + 15) == digest then return at end
+-- Where `digest` begins among the claims in a user's record, or nil.
+local function find_inline(record, digest)
+  for at = HEADER + 1, #record, CLAIM do
+    if string.sub(record, at, at + DIGEST - 1) == digest then return at end
   end
 end
 
--- Reads `fields` of a hash into `into`, at most 2,000 a call.
+-- Reads `fields` of a hash into `into`.
 local function read_fields(key, fields, into)
-  for from = 1, #fields, 2000 do
-    local upto = math.min(from + 1999, #fields)
+  for from = 1, #fields, FIELDS_MAX do
+    local upto = math.min(from + FIELDS_MAX - 1, #fields)
     local values = redis.call('HMGET', key, unpack(fields, from, upto))
     for i = from, upto do into[fields[i]] = values[i - from + 1] end
   end
 end
 
--- A batch's working copy of the users and claims it touches: read whole first, written once at the end.
+-- What a script has read, and what it is going to write, in one go at its end. `records` has each user's record as it
+-- stands by now, `moved` each claim's that has moved out; `touched` names the users, `touched_moved` the claims.
 local function new_work(campaign, now)
   return {
-    campaign = campaign, now = now, today = day_at(campaign.days, now), users = {}, moved = {}, dirty = {},
-    dirty_moved = {}, events = {}, held = {}, freed = {},
+    campaign = campaign, now = now, today = day_at(campaign.days, now), records = {}, moved = {}, touched = {},
+    touched_moved = {}, events = {}, event_count = 0, held = {}, freed = {},
   }
 end
 
--- Reads the records of `pairs_` ({user id, digest} each), and of their claims that have moved out.
-local function read_records(work, wanted)
-  local ids, seen = {}, {}
-  for _, pair in ipairs(wanted) do
-    if not seen[pair[1]] then
-      seen[pair[1]] = true
-      ids[#ids + 1] = pair[1]
+-- Reads the records of these users, and those of these claims that have moved out; the lists go side by side.
+local function read_records(work, user_ids, digests)
+  read_fields(KEYS[2], user_ids, work.records)
+  local apart = {}
+  for i, user_id in ipairs(user_ids) do
+    local record = work.records[user_id]
+    if record and string.byte(record, HEADER) == 1 and not find_inline(record, digests[i]) then
+      apart[#apart + 1] = digests[i]
     end
   end
-  local records = {}
-  read_fields(KEYS[2], ids, records)
-  for _, id in ipairs(ids) do work.users[id] = unpack_user(records[id]) end
-  local digests = {}
-  for _, pair in ipairs(wanted) do
-    local user = work.users[pair[1]]
-    if user.moved == 1 and not find_inline(user.claims, pair[2]) then digests[#digests + 1] = pair[2] end
-  end
-  read_fields(KEYS[3], digests, work.moved)
+  read_fields(KEYS[3], apart, work.moved)
 end
 
-local function find_claim(work, user, digest)
-  local at = find_inline(user.claims, digest)
-  if at then return unpack_claim(user.claims, at), at end
-  local record = work.moved[digest]
-  if record then return unpack_claim(record) end
+-- The claim of that digest, packed, and where it stands in its user's record; nil for none.
+local function find_claim(work, user_id, digest)
+  local record = work.records[user_id]
+  if not record then return nil end
+  local at = find_inline(record, digest)
+  if at then return string.sub(record, at, at + CLAIM - 1), at end
+  return work.moved[digest] or nil
 end
 
-local function put_event(work, user_id, claim, total, taken)
-  work.events[#work.events + 1] = pack_event(user_id, claim, work.now, total, taken)
-  work.dirty[user_id] = true
+-- Notes that a user's claim has become `claim`, for SQL.
+local function put_event(work, user_id, claim)
+  local events, count = work.events, work.event_count
+  events[3 * count + 1] = string.char(#user_id)
+  events[3 * count + 2] = user_id
+  events[3 * count + 3] = claim
+  work.event_count = count + 1
+  work.touched[#work.touched + 1] = user_id
 end
 
 -- Writes a changed claim back where it was found.
 local function update_claim(work, user_id, claim, at)
-  local user = work.users[user_id]
   claim.revision = claim.revision + 1
+  local packed = pack_claim(claim)
   if at then
-    user.claims = string.sub(user.claims, 1, at - 1) .. pack_claim(claim) .. string.sub(user.claims, at + CLAIM)
+    local record = work.records[user_id]
+    work.records[user_id] = string.sub(record, 1, at - 1) .. packed .. string.sub(record, at + CLAIM)
   else
-    work.moved[claim.digest] = pack_claim(claim)
-    work.dirty_moved[claim.digest] = true
+    work.moved[claim.digest] = packed
+    work.touched_moved[#work.touched_moved + 1] = claim.digest
   end
-  put_event(work, user_id, claim, 0, 0)
-end
-
--- Adds a new claim to its user's record; the oldest beyond eight moves out to `claims`.
-local function add_claim(work, user_id, claim)
-  local user = work.users[user_id]
-  user.claims = user.claims .. pack_claim(claim)
-  if #user.claims > INLINE_MAX * CLAIM then
-    local oldest = string.sub(user.claims, 1, CLAIM)
-    local digest = string.sub(oldest, 1, 16)
-    user.claims = string.sub(user.claims, CLAIM + 1)
-    user.moved = 1
-    work.moved[digest] = oldest
-    work.dirty_moved[digest] = true
-  end
+  put_event(work, user_id, packed)
 end
 
 -- Gives a claim's units back: to the total, to the user, and to the user's day while that day is still the current one.
 local function give_back(work, user_id, claim)
-  local user = work.users[user_id]
-  work.campaign.taken = work.campaign.taken - claim.quantity
-  user.ever = user.ever - claim.quantity
-  if claim.day == user.day then user.today = user.today - claim.quantity end
+  local record, quantity = work.records[user_id], claim.quantity
+  local day, today, ever, moved = unpack_user(record)
+  work.campaign.taken = work.campaign.taken - quantity
+  if claim.day == day then today = today - quantity end
+  work.records[user_id] = with_counters(record, day, today, ever - quantity, moved)
 end
 
--- The holds that are due, at most DUE_MAX, as {user id, digest}; the second value tells whether more may be due.
+-- The holds that are due, at most DUE_MAX: their users and their digests. More may be due when there are that many.
 local function due_holds(now)
-  local members = redis.call('ZRANGE', KEYS[4], 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)
-  local due = {}
-  for i, member in ipairs(members) do due[i] = { string.sub(member, 1, -18), string.sub(member, -16) } end
-  return due, #due == DUE_MAX
+  local user_ids, digests = {}, {}
+  for i, member in ipairs(redis.call('ZRANGE', KEYS[4], 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)) do
+    user_ids[i], digests[i] = string.sub(member, 1, -DIGEST - 2), string.sub(member, -DIGEST)
+  end
+  return user_ids, digests
 end
 
 local function hold_member(user_id, digest) return user_id .. '.' .. digest end
 
-local function expire_holds(work, due)
-  for _, pair in ipairs(due) do
-    local claim, at = find_claim(work, work.users[pair[1]], pair[2])
-    if claim and claim.status == HELD then
-      claim.status = EXPIRED
-      give_back(work, pair[1], claim)
-      update_claim(work, pair[1], claim, at)
-    end
-    work.freed[#work.freed + 1] = hold_member(pair[1], pair[2])
+local function expire_hold(work, user_id, digest)
+  local packed, at = find_claim(work, user_id, digest)
+  local claim = packed and unpack_claim(packed)
+  if claim and claim.status == HELD then
+    claim.status = EXPIRED
+    give_back(work, user_id, claim)
+    update_claim(work, user_id, claim, at)
+  end
+  work.freed[#work.freed + 1] = hold_member(user_id, digest)
+end
+
+-- `names`, each followed by its value.
+local function with_values(names, values)
+  local fields = {}
+  for i, name in ipairs(names) do fields[2 * i - 1], fields[2 * i] = name, values[name] end
+  return fields
+end
+
+-- Calls a command that takes members and their values, in portions.
+local function write(command, key, arguments)
+  for from = 1, #arguments, FIELDS_MAX do
+    redis.call(command, key, unpack(arguments, from, math.min(from + FIELDS_MAX - 1, #arguments)))
   end
 end
 
--- Everything the batch changed, in one go. All that can fail has been done before.
+-- Everything the script has changed. All that can fail has been done before.
 local function write_all(work)
-  if #work.events == 0 and #work.freed == 0 then return end
-  local campaign, fields = work.campaign, {}
-  for id in pairs(work.dirty) do
-    fields[#fields + 1] = id
-    fields[#fields + 1] = pack_user(work.users[id])
-  end
-  local moved = {}
-  for digest in pairs(work.dirty_moved) do
-    moved[#moved + 1] = digest
-    moved[#moved + 1] = work.moved[digest]
-  end
-  if #fields > 0 then redis.call('HSET', KEYS[2], unpack(fields)) end
-  if #moved > 0 then redis.call('HSET', KEYS[3], unpack(moved)) end
-  if #work.held > 0 then redis.call('ZADD', KEYS[4], unpack(work.held)) end
-  if #work.freed > 0 then redis.call('ZREM', KEYS[4], unpack(work.freed)) end
-  if #work.events == 0 then return end
-  campaign.events = campaign.events + #work.events
-  local count = string.format('%.0f', campaign.events)
-  redis.call('HSET', KEYS[1], 'taken', string.format('%.0f', campaign.taken), 'events', count,
-    'sequence', string.format('%.0f', campaign.sequence),
-    'backlog', string.format('%.0f', campaign.backlog + #work.events))
-  redis.call('XADD', KEYS[5], '*', 'epoch', campaign.epoch, 'count', count, 'events', table.concat(work.events))
+  write('HSET', KEYS[2], with_values(work.touched, work.records))
+  write('HSET', KEYS[3], with_values(work.touched_moved, work.moved))
+  write('ZADD', KEYS[4], work.held)
+  write('ZREM', KEYS[4], work.freed)
+  if work.event_count == 0 then return end
+  local campaign = work.campaign
+  campaign.events = campaign.events + work.event_count
+  local count, taken = string.format('%.0f', campaign.events), string.format('%.0f', campaign.taken)
+  redis.call('HSET', KEYS[1], 'taken', taken, 'events', count, 'sequence', string.format('%.0f', campaign.sequence),
+    'backlog', string.format('%.0f', campaign.backlog + work.event_count))
+  redis.call('XADD', KEYS[5], '*', 'epoch', campaign.epoch, 'count', count, 'at', string.format('%.0f', work.now),
+    'total', string.format('%.0f', campaign.total or 0), 'taken', taken, 'events', table.concat(work.events))
 end

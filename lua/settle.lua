@@ -14,9 +14,10 @@ local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local work = new_work(campaign, milliseconds())
 local user_id, digest = ARGV[5], ARGV[6]
-read_records(work, { { user_id, digest } })
-local claim, at = find_claim(work, work.users[user_id], digest)
-if not claim then return { 'unknown' } end
+read_records(work, { user_id }, { digest })
+local packed, at = find_claim(work, user_id, digest)
+if not packed then return { 'unknown' } end
+local claim = unpack_claim(packed)
 
 local function settle(status)
   if claim.status == HELD then work.freed[#work.freed + 1] = hold_member(user_id, digest) end

@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::campaigns::Known;
-use crate::ledger::scripts::{Decided, Verdict};
+use crate::ledger::scripts::{Decided, Record, Verdict};
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
 
@@ -155,7 +155,7 @@ fn answer(batch: Vec<Waiting>, decided: &Decided) -> Vec<Waiting> {
                 let claim = waiting.claim(ClaimStatus::Held, sequence, decided.now, expires_at);
                 Ok(decision(decided, Outcome::Held(claim), taken))
             }
-            Verdict::Replayed { status, sequence, claimed_at, expires_at, taken } => {
+            Verdict::Replayed { claim: Record { status, sequence, claimed_at, expires_at, .. }, taken } => {
                 let claim = waiting.claim(status, sequence, claimed_at, expires_at);
                 Ok(decision(decided, Outcome::Replayed(claim), taken))
             }

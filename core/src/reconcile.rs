@@ -293,11 +293,9 @@ impl Sides {
                 format!("Redis counts {} events, {} entries wait", redis.backlog, self.outbox.entries),
             );
         }
-        if sql.sequence > redis.sequence {
-            differs(
-                "sequence",
-                format!("SQL holds sequence {}, Redis has only given {}", sql.sequence, redis.sequence),
-            );
+        if sql.sequence_standing > redis.sequence {
+            let (sql, redis) = (sql.sequence_standing, redis.sequence);
+            differs("sequence", format!("SQL holds sequence {sql}, Redis has only given {redis}"));
         }
         // While entries are on their way SQL is behind, as it should be.
         if redis.backlog == 0 && self.outbox.entries == 0 {

@@ -267,6 +267,7 @@ impl Recovery {
         while let Some((read, last)) = self.ledger.outbox_page(&known.keys, &after).await? {
             for id in &read.poison {
                 self.ledger.park(&known.keys, id).await?;
+                metrics::poison(1);
             }
             if honest {
                 match self.archive.drain(campaign, &read.entries).await {

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::numbers::Numbers;
+use support::postgres::Postgres;
+use support::process::Signal;
 use support::proxy::Proxy;
 use support::sql::Sql;
 use support::storm::{Seen, Wish};
@@ -58,10 +60,13 @@ impl Pair {
         .await;
     }
 
-    /// The replica is cut off; the primary goes on alone for a while, and is gone; the replica takes its place.
-    async fn fail_over(&mut self) {
+    /// From now on the primary goes on alone.
+    fn cut_replica_off(&self) {
         self.link.point_at(PathBuf::new());
-        tokio::time::sleep(WINDOW).await;
+    }
+
+    /// The primary is gone; the replica takes its place.
+    async fn fail_over(&mut self) {
         self.primary.process().kill();
         let replica = self.replica.view().await;
         replica.query::<()>(&["REPLICAOF", "NO", "ONE"]).await;
@@ -93,6 +98,8 @@ async fn failover_under_load() {
             tokio::time::sleep(Duration::from_millis(400)).await;
             row.kill();
             let persisted = sql.claims("demo").await;
+            pair.cut_replica_off();
+            tokio::time::sleep(WINDOW).await;
             pair.fail_over().await;
             let down = Instant::now();
             // The gate closes, loads what SQL holds, and opens again by itself.
@@ -153,6 +160,68 @@ async fn quiet(core: &Core, redis: &RedisView) {
         let view = core.get("/internal/v1/campaigns/demo").await;
         let entries = redis.outbox_entries("demo").await;
         holds(view.status == 200 && entries == 1, || format!("{entries} entries; {}", view.text()))
+    })
+    .await;
+}
+
+/// One user takes all that is allowed from a primary whose replica never hears of it, and then all again from the
+/// promoted replica. The core that knows of the first is frozen with those claims in hand, and writes them late: the other
+/// one has nothing to go by but that the server was promoted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_that_forgets_a_user() {
+    let row = Row::begin("failover of a replicated Redis that forgets what a user took");
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let url = postgres.database("register").await;
+    let sql = Sql::open(&url);
+    let mut pair = Pair::start().await;
+    let start = || {
+        let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
+        options.with("CLAIMGATE_REDIS_URL", pair.proxy.url()).start()
+    };
+    let (mut first, second) = (start().await, start().await);
+    let limits = Limits { total: Some(1000), per_user: Some(10), per_user_per_day: None };
+    let checker = Checker::create(&first, "demo", limits).await;
+    checker.win(&second, 0..10).await;
+    quiet(&first, &pair.primary.view().await).await;
+    let epoch = pair.primary.view().await.counter("demo", "epoch").await;
+    pair.cut_replica_off();
+    let held = sql.hold().await;
+    takes_all(&checker, &first, "before").await;
+    in_hand(&pair.primary.view().await, 1).await;
+    first.process().signal(Signal::STOP);
+    row.kill();
+    pair.fail_over().await;
+    held.release().await;
+    eventually(SOON, || async {
+        let seen = checker.claim(&second, "alice", "after").await;
+        holds(seen != Seen::Unknown, || "no decision".to_owned())
+    })
+    .await;
+    let redis = pair.primary.view().await;
+    assert!(redis.counter("demo", "epoch").await > epoch, "decided before it was loaded anew");
+    takes_all(&checker, &second, "after").await;
+    first.process().signal(Signal::CONT);
+    let verdict = checker.judge(&[&first, &second], &sql, &redis, PERSISTED).await;
+    row.survived(checker.asked(), verdict);
+}
+
+/// Alice asks for ten claims, one after the other.
+async fn takes_all(checker: &Checker, core: &Core, keys: &str) {
+    for key in 0..10 {
+        checker.claim(core, "alice", &format!("{keys}-{key}")).await;
+    }
+}
+
+/// Waits until cores have read so many entries that SQL has yet to hear.
+async fn in_hand(redis: &RedisView, least: u64) {
+    eventually(SOON, || async {
+        let groups: Vec<Vec<redis::Value>> =
+            redis.query(&["XINFO", "GROUPS", &support::inspect::key("demo", "outbox")]).await;
+        let pending: u64 = redis::from_redis_value(groups[0][5].clone()).unwrap();
+        holds(pending >= least, || format!("{pending} entries in hand"))
     })
     .await;
 }
@@ -228,14 +297,7 @@ async fn failover_with_claims_in_hand() {
     let behind = Behind::remember(stage.server()).await;
     let held = stage.sql.hold().await;
     many(&checker, &stage.core, "large", 10, 5).await;
-    let redis = stage.redis().await;
-    eventually(SOON, || async {
-        let groups: Vec<Vec<redis::Value>> =
-            redis.query(&["XINFO", "GROUPS", &support::inspect::key("demo", "outbox")]).await;
-        let pending: u64 = redis::from_redis_value(groups[0][5].clone()).unwrap();
-        holds(pending >= 2, || format!("{pending} entries in hand"))
-    })
-    .await;
+    in_hand(&stage.redis().await, 2).await;
     row.kill();
     behind.take_over().await;
     many(&checker, stage.other(), "small", 60, 1).await;

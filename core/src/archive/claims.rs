@@ -66,6 +66,8 @@ pub struct Totals {
     pub taken: u64,
     /// The highest sequence, revoked claims included.
     pub sequence: u64,
+    /// The highest sequence of a claim that is not revoked.
+    pub sequence_standing: u64,
     /// Rows of revoked claims.
     pub revoked: u64,
     /// Rows of held claims.
@@ -108,7 +110,7 @@ impl Archive {
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
     pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
         let mut transaction = self.pool.begin().await?;
-        let epoch = lock_campaign(&mut transaction, campaign, entries).await?;
+        let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
         let rows = newest(entries);
         for chunk in rows.chunks(ROWS_MAX) {
             insert(campaign, epoch, chunk).execute(&mut *transaction).await?;
@@ -121,26 +123,16 @@ impl Archive {
     /// it was granted by a Redis that had lost what SQL holds in its place.
     pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
         let mut transaction = self.pool.begin().await?;
-        let epoch = lock_campaign(&mut transaction, campaign, entries).await?;
+        let locked = lock_campaign(&mut transaction, campaign, entries).await?;
         let mut revoked = 0;
         for row in newest(entries) {
-            // Another history may have used the units up: SQL's own sum decides, not what this one believed.
-            if passes_limit(&mut transaction, campaign, &row).await? {
+            // Another history may have used the units up: SQL's own sums decide, not what this one believed.
+            let stands = !passes_a_limit(&mut transaction, campaign, &locked, &row).await?
+                && try_insert(&mut transaction, campaign, locked.epoch, row).await?;
+            if !stands {
                 let unguarded = Row { total_then: None, taken_after: None, ..row };
                 insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
                 revoked += 1;
-                continue;
-            }
-            let mut attempt = transaction.begin().await?;
-            match insert(campaign, epoch, &[row]).execute(&mut *attempt).await.map_err(DrainError::from) {
-                Ok(_) => attempt.commit().await?,
-                Err(DrainError::Constraint(_)) => {
-                    attempt.rollback().await?;
-                    let unguarded = Row { total_then: None, taken_after: None, ..row };
-                    insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
-                    revoked += 1;
-                }
-                Err(error) => return Err(error),
             }
         }
         transaction.commit().await?;
@@ -167,7 +159,8 @@ impl Archive {
             "SELECT COUNT(*), CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
              COALESCE(MAX(sequence), 0), \
              CAST(COALESCE(SUM(CASE WHEN status = 'revoked' THEN 1 ELSE 0 END), 0) AS BIGINT), \
-             CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT) \
+             CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT), \
+             COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0) \
              FROM claims WHERE campaign_id = $1",
         )
         .bind(campaign.as_str())
@@ -179,6 +172,7 @@ impl Archive {
             sequence: unsigned(row.try_get(2)?)?,
             revoked: unsigned(row.try_get(3)?)?,
             held: unsigned(row.try_get(4)?)?,
+            sequence_standing: unsigned(row.try_get(5)?)?,
         })
     }
 
@@ -236,48 +230,90 @@ impl Archive {
     }
 }
 
-/// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come; its epoch.
+/// A campaign whose row a transaction holds.
+#[derive(Debug, Clone, Copy)]
+struct Locked {
+    epoch: u64,
+    per_user: Option<u64>,
+    per_user_per_day: Option<u64>,
+}
+
+/// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come.
 async fn lock_campaign(
     transaction: &mut Transaction<'_, Any>,
     campaign: &CampaignId,
     entries: &[Entry],
-) -> Result<u64, DrainError> {
+) -> Result<Locked, DrainError> {
     let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or(0);
     let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
     let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
     // What an older epoch has counted says nothing about this one.
     let row = sqlx::query(
         "UPDATE campaigns SET sequence = CASE WHEN epoch = $1 AND $2 > sequence THEN $2 ELSE sequence END, \
-         events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 RETURNING epoch",
+         events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 \
+         RETURNING epoch, per_user, per_user_per_day",
     )
     .bind(big(newest))
     .bind(big(sequences.max().unwrap_or(0)))
     .bind(big(of_newest().map(|entry| entry.count).max().unwrap_or(0)))
     .bind(campaign.as_str())
     .fetch_optional(&mut **transaction)
-    .await?;
-    Ok(unsigned(row.ok_or(DrainError::NoCampaign)?.try_get(0)?)?)
+    .await?
+    .ok_or(DrainError::NoCampaign)?;
+    let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
+    Ok(Locked { epoch: unsigned(row.try_get(0)?)?, per_user: limit(1)?, per_user_per_day: limit(2)? })
 }
 
-/// Whether a claim that SQL does not hold yet would pass the total it was decided by, on top of what SQL holds.
-async fn passes_limit(
+/// Whether a claim that SQL does not hold yet would pass, on top of what SQL holds, the total it was decided by, or what
+/// the campaign allows a user now.
+async fn passes_a_limit(
     transaction: &mut Transaction<'_, Any>,
     campaign: &CampaignId,
+    locked: &Locked,
     row: &Row<'_>,
 ) -> Result<bool, DrainError> {
-    let (Some(total), ClaimStatus::Granted | ClaimStatus::Held) = (row.total_then, row.event.claim.status)
-    else {
+    if !matches!(row.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held) {
         return Ok(false);
-    };
+    }
     let taken = sqlx::query(
-        "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
-         WHERE campaign_id = $1 AND id <> $2 AND status IN ('granted', 'held')",
+        "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
+         CAST(COALESCE(SUM(CASE WHEN user_id = $1 THEN quantity ELSE 0 END), 0) AS BIGINT), \
+         CAST(COALESCE(SUM(CASE WHEN user_id = $1 AND day = $2 THEN quantity ELSE 0 END), 0) AS BIGINT) \
+         FROM claims WHERE campaign_id = $3 AND id <> $4 AND status IN ('granted', 'held')",
     )
+    .bind(row.event.user.to_string())
+    .bind(i64::from(row.event.claim.day))
     .bind(campaign.to_string())
     .bind(row.event.claim_id(campaign).to_string())
     .fetch_one(&mut **transaction)
     .await?;
-    Ok(unsigned(taken.try_get(0)?)? + u64::from(row.event.claim.quantity) > total)
+    for (column, limit) in [row.total_then, locked.per_user, locked.per_user_per_day].into_iter().enumerate()
+    {
+        let after = unsigned(taken.try_get(column)?)? + u64::from(row.event.claim.quantity);
+        if limit.is_some_and(|limit| after > limit) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
+async fn try_insert(
+    transaction: &mut Transaction<'_, Any>,
+    campaign: &CampaignId,
+    epoch: u64,
+    row: Row<'_>,
+) -> Result<bool, DrainError> {
+    let mut attempt = transaction.begin().await?;
+    match insert(campaign, epoch, &[row]).execute(&mut *attempt).await.map_err(DrainError::from) {
+        Ok(_) => attempt.commit().await?,
+        Err(DrainError::Constraint(_)) => {
+            attempt.rollback().await?;
+            return Ok(false);
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(true)
 }
 
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.

@@ -419,7 +419,8 @@ async fn view(app: &App, id: &str) -> Result<AdminView, Problem> {
             None
         }
     };
-    let rules = known.campaign();
+    // Redis may already decide by rules that another core has set.
+    let rules = app.at_least(&known, counters.map_or(0, |now| now.version)).await?;
     let mut campaign =
         rules.view(counters.map_or(0, |now| now.taken), counters.map_or_else(clock::now, |now| now.now));
     if counters.is_none() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use claimgate_shared::{CampaignId, ClaimId, Timestamp, UserId};
+use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp, UserId};
 use redis::aio::MultiplexedConnection;
 use redis::streams::{
     StreamAutoClaimOptions, StreamAutoClaimReply, StreamId, StreamRangeReply, StreamReadOptions,
@@ -13,7 +13,7 @@ use redis::{AsyncCommands as _, Value};
 
 use super::keys::{DRAIN_GROUP, Keys};
 use super::link::RESPONSE_TIMEOUT;
-use super::scripts::{self, Record, be_int, timestamp};
+use super::scripts::{self, Record, timestamp};
 use super::{Ledger, LedgerError};
 
 /// Entries read at once from each campaign's stream.
@@ -40,20 +40,18 @@ impl Event {
         ClaimId { campaign: campaign.clone(), user: self.user.clone(), digest: self.claim.digest }
     }
 
-    /// Reads one event off the head of `bytes`.
-    fn read(bytes: &mut &[u8]) -> Option<Self> {
+    /// Reads one event off the head of `bytes`, without the numbers that belong to its whole entry.
+    fn read(bytes: &mut &[u8], updated_at: Timestamp) -> Option<Self> {
         let (length, rest) = bytes.split_first()?;
         let (user, rest) = rest.split_at_checked(usize::from(*length))?;
         let (record, rest) = rest.split_at_checked(Record::BYTES)?;
-        let (tail, rest) = rest.split_at_checked(16)?;
         *bytes = rest;
-        let taken = be_int(&tail[11..16]);
         Some(Self {
             user: std::str::from_utf8(user).ok()?.parse().ok()?,
             claim: Record::read(record)?,
-            updated_at: timestamp(be_int(&tail[..6]))?,
-            total_then: Some(be_int(&tail[6..11])).filter(|total| *total > 0),
-            taken_after: (taken > 0).then_some(taken),
+            updated_at,
+            total_then: None,
+            taken_after: None,
         })
     }
 }
@@ -105,13 +103,32 @@ fn entry(item: &StreamId) -> Option<Entry> {
         _ => None,
     };
     let number = |name: &str| std::str::from_utf8(field(name)?).ok()?.parse().ok();
-    let (epoch, count) = (number("epoch")?, number("count")?);
+    let (epoch, count, updated_at) = (number("epoch")?, number("count")?, timestamp(number("at")?)?);
     let mut bytes = field("events")?;
     let mut events = Vec::new();
     while !bytes.is_empty() {
-        events.push(Event::read(&mut bytes)?);
+        events.push(Event::read(&mut bytes, updated_at)?);
     }
+    guard(&mut events, number("total")?, number("taken")?)?;
     Some(Entry { id: item.id.clone(), epoch, count, events })
+}
+
+/// Gives each grant the total it was decided by, and what was taken after it: from `taken`, what is taken after all of
+/// them, backwards. A `total` of 0 is none.
+fn guard(events: &mut [Event], total: u64, mut taken: u64) -> Option<()> {
+    for event in events.iter_mut().rev() {
+        let quantity = u64::from(event.claim.quantity);
+        match event.claim.status {
+            _ if event.claim.revision == 1 => {
+                event.total_then = Some(total).filter(|total| *total > 0);
+                event.taken_after = Some(taken);
+                taken = taken.checked_sub(quantity)?;
+            }
+            ClaimStatus::Returned | ClaimStatus::Expired => taken += quantity,
+            ClaimStatus::Granted | ClaimStatus::Held | ClaimStatus::Revoked => {}
+        }
+    }
+    Some(())
 }
 
 /// A connection of its own for the drain, since reading waits.
@@ -227,44 +244,55 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use claimgate_shared::ClaimStatus;
     use proptest::prelude::*;
 
     use super::*;
 
-    fn bytes() -> Vec<u8> {
-        let mut bytes = vec![5];
-        bytes.extend_from_slice(b"alice");
+    fn bytes(user: &str, status: u8, revision: u8, quantity: u8) -> Vec<u8> {
+        let mut bytes = vec![u8::try_from(user.len()).unwrap()];
+        bytes.extend_from_slice(user.as_bytes());
         bytes.extend_from_slice(&[7; 16]);
-        bytes.extend_from_slice(&[1, 1, 0, 0, 0, 2, 0, 0, 0, 0, 17]);
+        bytes.extend_from_slice(&[status, revision, 0, 0, 0, quantity, 0, 0, 0, 0, 17]);
         bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
         bytes.extend_from_slice(&[0; 6]);
         bytes.extend_from_slice(&[0, 0x4d, 0]);
-        bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
-        bytes.extend_from_slice(&[0, 0, 0, 0, 100, 0, 0, 0, 0, 34]);
         bytes
+    }
+
+    fn at() -> Timestamp {
+        timestamp(1_700_000_000_000).unwrap()
     }
 
     #[test]
     fn an_event_reads_as_the_script_packs_it() {
-        let bytes = bytes();
-        let event = Event::read(&mut bytes.as_slice()).unwrap();
+        let event = Event::read(&mut bytes("alice", 1, 1, 2).as_slice(), at()).unwrap();
         assert_eq!((event.user.as_str(), event.claim.quantity, event.claim.sequence), ("alice", 2, 17));
         assert_eq!((event.claim.status, event.claim.day), (ClaimStatus::Granted, 0x4d00));
-        assert_eq!((event.total_then, event.taken_after), (Some(100), Some(34)));
+    }
+
+    #[test]
+    fn what_was_taken_after_each_grant_is_told_from_the_end() {
+        let script =
+            [bytes("a", 4, 2, 5), bytes("b", 1, 1, 2), bytes("c", 3, 2, 1), bytes("d", 2, 1, 3)].concat();
+        let mut rest = script.as_slice();
+        let mut events: Vec<_> = (0..4).map(|_| Event::read(&mut rest, at()).unwrap()).collect();
+        guard(&mut events, 100, 34).unwrap();
+        let guards: Vec<_> = events.iter().map(|event| (event.total_then, event.taken_after)).collect();
+        assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
+        assert!(guard(&mut events, 100, 2).is_none(), "more was granted than is taken");
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_reading_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Event::read(&mut bytes.as_slice());
+            let _ = Event::read(&mut bytes.as_slice(), at());
         }
 
         #[test]
-        fn a_cut_event_is_no_event(cut in 0_usize..64) {
-            let bytes = bytes();
+        fn a_cut_event_is_no_event(cut in 0_usize..48) {
+            let bytes = bytes("alice", 1, 1, 2);
             prop_assume!(cut < bytes.len());
-            prop_assert!(Event::read(&mut &bytes[..cut]).is_none());
+            prop_assert!(Event::read(&mut &bytes[..cut], at()).is_none());
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The connection to Redis: made when needed, given up when it breaks, counted.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -18,6 +19,8 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Session {
     pub(super) connection: MultiplexedConnection,
     pub(super) generation: u64,
+    /// The history that the server took over when it was promoted; the same for as long as it stays the primary.
+    pub(super) lineage: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -47,11 +50,11 @@ impl Link {
         if state.failed_at.is_some_and(|at| at.elapsed() < CONNECT_PAUSE) {
             return Err((ErrorKind::Io, "cannot connect").into());
         }
-        match self.connect(RESPONSE_TIMEOUT).await {
-            Ok(connection) => {
+        match self.connect_to_primary().await {
+            Ok((connection, lineage)) => {
                 state.generation += 1;
                 state.failed_at = None;
-                let session = Session { connection, generation: state.generation };
+                let session = Session { connection, generation: state.generation, lineage };
                 state.session = Some(session.clone());
                 Ok(session)
             }
@@ -60,6 +63,23 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// A connection to a primary, and the primary's lineage.
+    async fn connect_to_primary(&self) -> Result<(MultiplexedConnection, Arc<str>), RedisError> {
+        let mut connection = self.connect(RESPONSE_TIMEOUT).await?;
+        let info: Result<String, _> =
+            redis::cmd("INFO").arg("replication").query_async(&mut connection).await;
+        let info = match info {
+            // Not allowed to ask: then a failover cannot be noticed, which the start has warned of.
+            Err(error) if error.code() == Some("NOPERM") => String::new(),
+            info => info?,
+        };
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        if field("role:") == "slave" {
+            return Err((ErrorKind::Io, "this server is a replica").into());
+        }
+        Ok((connection, field("master_replid2:").into()))
     }
 
     /// A connection apart, for calls that wait.

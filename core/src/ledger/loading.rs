@@ -1,10 +1,13 @@
 //! Laying a campaign down in Redis from what SQL holds.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use claimgate_shared::{ClaimStatus, UserId};
+use redis::ScriptInvocation;
 
 use super::keys::Keys;
+use super::link::Session;
 use super::scripts::{self, Record, put_be};
 use super::{Ledger, LedgerError, rule_fields};
 use crate::campaign::{Campaign, Reached};
@@ -14,10 +17,12 @@ const INLINE_MAX: usize = 8;
 /// Pairs of field and value in one call: Lua's `unpack` ends far above twice that.
 const PAIRS_MAX: usize = 1000;
 
-/// A loader at work on one campaign, for one epoch.
+/// A loader at work on one campaign, for one epoch, over one connection: behind another one may be a server that lacks
+/// what was laid down so far.
 #[derive(Debug)]
 pub struct Loader<'a> {
     ledger: &'a Ledger,
+    session: Session,
     keys: &'a Keys,
     campaign: &'a Campaign,
     /// The fencing token of the lease it works under.
@@ -48,8 +53,15 @@ impl<'a> Loader<'a> {
         campaign: &'a Campaign,
         token: u64,
     ) -> Result<Self, LoadError> {
-        let loader = Self { ledger, keys, campaign, token, users: vec![], claims: vec![], holds: vec![] };
-        loader.step("begin", |_| {}).await?;
+        let session = ledger.link.session().await.map_err(LedgerError::from)?;
+        let lineage = Arc::clone(&session.lineage);
+        let mut loader =
+            Self { ledger, session, keys, campaign, token, users: vec![], claims: vec![], holds: vec![] };
+        loader
+            .step("begin", |call| {
+                call.arg(&*lineage);
+            })
+            .await?;
         Ok(loader)
     }
 
@@ -105,9 +117,9 @@ impl<'a> Loader<'a> {
     }
 
     async fn step(
-        &self,
+        &mut self,
         step: &str,
-        arguments: impl FnOnce(&mut redis::ScriptInvocation<'_>),
+        arguments: impl FnOnce(&mut ScriptInvocation<'_>),
     ) -> Result<(), LoadError> {
         let mut call = scripts::LOAD.prepare_invoke();
         for key in self.keys.all() {
@@ -115,7 +127,7 @@ impl<'a> Loader<'a> {
         }
         call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.token).arg(step);
         arguments(&mut call);
-        let reply = self.ledger.run(&call).await?;
+        let reply = self.ledger.run_on(&mut self.session, &call).await?;
         match scripts::word(reply, &["done", "late"]).map_err(LedgerError::from)? {
             Ok(0) => Ok(()),
             Ok(_) => Err(LoadError::Late),
@@ -153,10 +165,15 @@ impl Ledger {
 
     /// Stops every decision on a campaign until it has been loaded anew; the epoch Redis has it in, 0 for none.
     pub async fn close(&self, keys: &Keys) -> Result<u64, LedgerError> {
-        let mut call = scripts::CLOSE.prepare_invoke();
-        for key in keys.all() {
-            call.key(key);
-        }
-        Ok(scripts::closed(self.run(&call).await?)?)
+        Ok(scripts::closed(self.run(&close(keys)).await?)?)
     }
+}
+
+/// A call that closes a campaign; a lineage as its argument spares one that was loaded under it.
+pub(super) fn close(keys: &Keys) -> ScriptInvocation<'static> {
+    let mut call = scripts::CLOSE.prepare_invoke();
+    for key in keys.all() {
+        call.key(key);
+    }
+    call
 }

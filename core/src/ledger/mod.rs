@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::{ClaimId, Timestamp};
-use redis::{Client, RedisError, Script, ScriptInvocation, Value};
+use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::keys::Keys;
 use self::link::{Link, Session};
@@ -58,6 +58,9 @@ const SETTINGS: &[(&str, &str, &str)] = &[
     ("maxmemory-policy", "noeviction", "Redis may drop counters and claims when memory runs out"),
 ];
 
+/// A claim of a user with a UUID for an id, as the script takes it.
+const CLAIM_BYTES: usize = 57;
+
 /// What a caller wants done with a claim that stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
@@ -97,16 +100,17 @@ impl Ledger {
 
     /// Gives back holds that are due, then decides `requests`, all of `known`'s campaign, in one call.
     pub async fn claim(&self, known: &Known, requests: &[(ClaimId, u32)]) -> Result<Decided, LedgerError> {
-        let zone = &known.campaign().zone;
+        let mut claims = Vec::with_capacity(requests.len() * CLAIM_BYTES);
+        for (id, quantity) in requests {
+            scripts::put_claim(&mut claims, id, *quantity);
+        }
         let reply = self
             .call(known, &scripts::CLAIM, |call| {
-                call.arg(self.backlog_max);
-                for (id, quantity) in requests {
-                    call.arg(id.user.as_str()).arg(&id.digest[..]).arg(*quantity);
-                }
+                call.arg(self.backlog_max).arg(&claims[..]);
             })
             .await?;
-        let decided = ready(known, scripts::decided(reply, zone)?)?;
+        let quantities = requests.iter().map(|(_, quantity)| *quantity);
+        let decided = ready(known, scripts::decided(reply, &known.campaign().zone, quantities)?)?;
         known.saw(decided.reached());
         Ok(decided)
     }
@@ -206,18 +210,16 @@ impl Ledger {
         for (setting, wanted, promise) in SETTINGS {
             let mut command = redis::cmd("CONFIG");
             command.arg("GET").arg(*setting);
-            let value = match self.query::<Vec<(String, String)>>(&command).await {
-                Ok(pairs) => {
-                    pairs.into_iter().next().map_or_else(|| "unknown".to_owned(), |(_, value)| value)
-                }
-                Err(LedgerError::Unavailable(error)) if error.code().is_some() => {
-                    "not allowed to ask".to_owned()
-                }
-                Err(error) => return Err(error),
+            let value = match allowed(self.query::<Vec<(String, String)>>(&command).await)? {
+                Some(pairs) => pairs.into_iter().next().map_or("unknown".to_owned(), |(_, value)| value),
+                None => "not allowed to ask".to_owned(),
             };
             if value != *wanted {
                 found.push(format!("{setting} is '{value}', not '{wanted}': {promise}"));
             }
+        }
+        if allowed(self.query::<Value>(redis::cmd("INFO").arg("replication")).await)?.is_none() {
+            found.push("INFO is not allowed: a replica's promotion is not noticed, and limits may be passed after it".to_owned());
         }
         Ok(found)
     }
@@ -237,9 +239,12 @@ impl Ledger {
     ) -> Result<Value, LedgerError> {
         let first = self.try_call(known, script, &arguments).await;
         match first {
-            // Scripts may be lost again between their being loaded and called: nothing was done then.
+            // Scripts may be lost again between their being loaded and called: nothing was done then. What cannot be
+            // parsed was cut short.
             Err(LedgerError::Unavailable(error))
-                if error.is_connection_dropped() || error.code() == Some("NOSCRIPT") =>
+                if error.is_connection_dropped()
+                    || error.kind() == ErrorKind::Parse
+                    || error.code() == Some("NOSCRIPT") =>
             {
                 self.try_call(known, script, &arguments).await
             }
@@ -259,22 +264,27 @@ impl Ledger {
         }
         let mut call = invocation(script, known, &known.campaign());
         arguments(&mut call);
-        let reply = call.invoke_async(&mut session.connection).await;
-        self.noted(reply, session.generation).await
+        self.run_on(&mut session, &call).await
     }
 
     /// Behind a new connection may be a Redis that has lost claims, or has old rules: only SQL can tell how far the
-    /// campaign had come, and its rules are put into force before anything is decided by others.
+    /// campaign had come, and its rules are put into force before anything is decided by others. A server that was
+    /// promoted since the campaign was loaded closes it: what its predecessor still granted may be in SQL by now.
     async fn meet(&self, known: &Known, session: &mut Session) -> Result<(), LedgerError> {
         if let Some(campaign) = self.archive.campaign(&known.campaign().id).await? {
             known.learn(campaign);
         }
         let campaign = known.campaign();
-        let mut call = invocation(&scripts::CHANGE, known, &campaign);
-        call.arg(campaign.version);
-        rule_fields(&mut call, &campaign);
-        let reply = call.invoke_async(&mut session.connection).await;
-        let reply = match self.noted(reply, session.generation).await {
+        let mut close = loading::close(&known.keys);
+        close.arg(&*session.lineage);
+        let mut change = invocation(&scripts::CHANGE, known, &campaign);
+        change.arg(campaign.version);
+        rule_fields(&mut change, &campaign);
+        let met = async {
+            self.run_on(session, &close).await?;
+            self.run_on(session, &change).await
+        };
+        let reply = match met.await {
             // Without memory nothing is granted either; the drain still has to find its campaigns.
             Err(LedgerError::OutOfMemory(_)) => return Ok(()),
             reply => reply?,
@@ -288,7 +298,10 @@ impl Ledger {
     }
 
     async fn run(&self, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
-        let mut session = self.link.session().await?;
+        self.run_on(&mut self.link.session().await?, call).await
+    }
+
+    async fn run_on(&self, session: &mut Session, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
         let reply = call.invoke_async(&mut session.connection).await;
         self.noted(reply, session.generation).await
     }
@@ -304,6 +317,15 @@ impl Ledger {
             self.link.note(error, generation).await;
         }
         reply.map_err(LedgerError::of)
+    }
+}
+
+/// `None` when the server refuses to say.
+fn allowed<T>(answer: Result<T, LedgerError>) -> Result<Option<T>, LedgerError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(LedgerError::Unavailable(error)) if error.code().is_some() => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::sync::LazyLock;
 
-use claimgate_shared::{ClaimStatus, Denial, Timestamp};
+use claimgate_shared::{ClaimId, ClaimStatus, Denial, Timestamp};
 use redis::{Script, Value};
 
 use crate::campaign::{Reached, Zone};
 
 /// The layout of the keys that this core reads and writes; another one is refused by the scripts.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 macro_rules! script {
     ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
@@ -103,7 +103,7 @@ impl Record {
         let bytes = bytes.get(..Self::BYTES)?;
         Some(Self {
             digest: bytes[..16].try_into().ok()?,
-            status: status(bytes[16].into())?,
+            status: status(bytes[16])?,
             revision: bytes[17],
             quantity: u32::try_from(be_int(&bytes[18..22])).ok()?,
             sequence: be_int(&bytes[22..27]),
@@ -152,7 +152,7 @@ fn status_number(status: ClaimStatus) -> u8 {
     }
 }
 
-fn status(number: i64) -> Option<ClaimStatus> {
+fn status(number: u8) -> Option<ClaimStatus> {
     Some(match number {
         1 => ClaimStatus::Granted,
         2 => ClaimStatus::Held,
@@ -176,14 +176,8 @@ pub enum Verdict {
     },
     /// Asked before.
     Replayed {
-        /// Where the claim stands.
-        status: ClaimStatus,
-        /// The claim's place.
-        sequence: u64,
-        /// When it was decided.
-        claimed_at: Timestamp,
-        /// Until when it is or was held.
-        expires_at: Option<Timestamp>,
+        /// The claim as it stands.
+        claim: Record,
         /// Units taken of the campaign.
         taken: u64,
     },
@@ -216,7 +210,8 @@ impl Decided {
     /// How far the campaign has come.
     pub fn reached(&self) -> Reached {
         let sequences = self.verdicts.iter().filter_map(|verdict| match verdict {
-            Verdict::Taken { sequence, .. } | Verdict::Replayed { sequence, .. } => Some(*sequence),
+            Verdict::Taken { sequence, .. } => Some(*sequence),
+            Verdict::Replayed { claim, .. } => Some(claim.sequence),
             _ => None,
         });
         Reached { sequence: sequences.max().unwrap_or(0), events: self.events }
@@ -253,13 +248,15 @@ impl Parts {
         T::try_from(number).map_err(|_| Malformed(format!("number {number}")))
     }
 
-    fn text(&mut self) -> Result<String, Malformed> {
+    fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
         match self.next()? {
-            Value::BulkString(bytes) => {
-                String::from_utf8(bytes).map_err(|error| Malformed(error.to_string()))
-            }
+            Value::BulkString(bytes) => Ok(bytes),
             other => Err(malformed(&other)),
         }
+    }
+
+    fn text(&mut self) -> Result<String, Malformed> {
+        String::from_utf8(self.bytes()?).map_err(|error| Malformed(error.to_string()))
     }
 
     fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
@@ -285,8 +282,22 @@ fn malformed(value: &Value) -> Malformed {
     Malformed(format!("{value:?}"))
 }
 
-/// Reads the reply of `claim.lua`.
-pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
+/// Appends a claim to the list that `claim.lua` takes.
+pub fn put_claim(into: &mut Vec<u8>, id: &ClaimId, quantity: u32) {
+    let user = id.user.as_str().as_bytes();
+    // An id has at most 64 bytes.
+    put_be(into, user.len() as u64, 1);
+    into.extend_from_slice(user);
+    into.extend_from_slice(&id.digest);
+    into.extend_from_slice(&quantity.to_be_bytes());
+}
+
+/// Reads the reply of `claim.lua`, given the quantities that the claims asked for, in their order.
+pub fn decided(
+    reply: Value,
+    zone: &Zone,
+    quantities: impl Iterator<Item = u32>,
+) -> Result<Ready<Decided>, Malformed> {
     let mut parts = Parts::of(reply)?;
     if let Err(why) = parts.expect("decided")? {
         return Ok(Err(why));
@@ -295,52 +306,84 @@ pub fn decided(reply: Value, zone: &Zone) -> Result<Ready<Decided>, Malformed> {
     let events = parts.number()?;
     let total = u32::try_from(parts.int()?).ok();
     let more_due = parts.int()? == 1;
-    let verdicts = Parts::of(parts.next()?)?.0.map(|item| verdict(item, zone)).collect::<Result<_, _>>()?;
+    let mut answers = Answers {
+        sequence: parts.number()?,
+        taken: parts.number()?,
+        expires_at: parts.optional_timestamp()?,
+        zone,
+        bytes: &parts.bytes()?,
+    };
+    let verdicts = quantities.map(|quantity| answers.next(quantity)).collect::<Result<_, _>>()?;
+    if !answers.bytes.is_empty() {
+        return Err(Malformed("more answers than claims".to_owned()));
+    }
     Ok(Ok(Decided { now, version, events, total, more_due, verdicts }))
 }
 
-fn verdict(item: Value, zone: &Zone) -> Result<Verdict, Malformed> {
-    let mut parts = Parts::of(item)?;
-    let denial = match parts.int()? {
-        1 => {
-            let (sequence, expires_at, taken) =
-                (parts.number()?, parts.optional_timestamp()?, parts.number()?);
-            return Ok(Verdict::Taken { sequence, expires_at, taken });
-        }
-        2 => return replayed(&mut parts),
-        3 => Denial::IdempotencyKeyReused,
-        4 => Denial::Paused,
-        5 => Denial::Ended { ends_at: None },
-        6 => Denial::NotStarted { starts_at: parts.timestamp()? },
-        7 => Denial::Ended { ends_at: Some(parts.timestamp()?) },
-        8 => Denial::QuantityOutOfRange { per_claim: parts.number()? },
-        9 => {
-            let (remaining, day) = (remaining(&mut parts)?, parts.int()?);
-            Denial::UserDailyLimitReached { remaining, resets_at: zone.day_end(day) }
-        }
-        10 => Denial::UserLimitReached { remaining: remaining(&mut parts)? },
-        11 => Denial::SoldOut { remaining: remaining(&mut parts)? },
-        12 => return Ok(Verdict::Again),
-        13 => return Ok(Verdict::Full),
-        other => return Err(Malformed(format!("verdict {other}"))),
-    };
-    Ok(Verdict::Denied(denial))
+/// The packed answers of `claim.lua`, taken one after another, and what the next of them goes on from.
+struct Answers<'a> {
+    sequence: u64,
+    taken: u64,
+    expires_at: Option<Timestamp>,
+    zone: &'a Zone,
+    bytes: &'a [u8],
 }
 
-/// Units left; past 32 bits only where a limit is none.
-fn remaining(parts: &mut Parts) -> Result<u32, Malformed> {
-    Ok(u32::try_from(parts.int()?.max(0)).unwrap_or(u32::MAX))
-}
+impl Answers<'_> {
+    /// The answer to the next claim, which asked for `quantity`.
+    fn next(&mut self, quantity: u32) -> Result<Verdict, Malformed> {
+        let denial = match self.number(1)? {
+            1 => {
+                self.sequence += 1;
+                self.taken += u64::from(quantity);
+                let (sequence, expires_at, taken) = (self.sequence, self.expires_at, self.taken);
+                return Ok(Verdict::Taken { sequence, expires_at, taken });
+            }
+            2 => {
+                let record = Record::read(self.take(Record::BYTES)?);
+                let claim = record.ok_or_else(|| Malformed("record".to_owned()))?;
+                return Ok(Verdict::Replayed { claim, taken: self.taken });
+            }
+            3 => Denial::IdempotencyKeyReused,
+            4 => Denial::Paused,
+            5 => Denial::Ended { ends_at: None },
+            6 => Denial::NotStarted { starts_at: self.timestamp()? },
+            7 => Denial::Ended { ends_at: Some(self.timestamp()?) },
+            8 => Denial::QuantityOutOfRange { per_claim: self.units()? },
+            9 => {
+                let (remaining, day) = (self.units()?, self.number(3)?);
+                let resets_at = self.zone.day_end(i64::try_from(day).unwrap_or(i64::MAX));
+                Denial::UserDailyLimitReached { remaining, resets_at }
+            }
+            10 => Denial::UserLimitReached { remaining: self.units()? },
+            11 => Denial::SoldOut { remaining: self.units()? },
+            12 => return Ok(Verdict::Again),
+            13 => return Ok(Verdict::Full),
+            other => return Err(Malformed(format!("answer {other}"))),
+        };
+        Ok(Verdict::Denied(denial))
+    }
 
-fn replayed(parts: &mut Parts) -> Result<Verdict, Malformed> {
-    let number = parts.int()?;
-    Ok(Verdict::Replayed {
-        status: status(number).ok_or_else(|| Malformed(format!("status {number}")))?,
-        sequence: parts.number()?,
-        claimed_at: parts.timestamp()?,
-        expires_at: parts.optional_timestamp()?,
-        taken: parts.number()?,
-    })
+    fn take(&mut self, length: usize) -> Result<&[u8], Malformed> {
+        let (taken, rest) =
+            self.bytes.split_at_checked(length).ok_or_else(|| Malformed("answers cut short".to_owned()))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self, width: usize) -> Result<u64, Malformed> {
+        self.take(width).map(be_int)
+    }
+
+    /// Units left or allowed; past 32 bits only where a limit is none.
+    fn units(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::try_from(self.number(5)?).unwrap_or(u32::MAX))
+    }
+
+    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
+        let ms = self.number(6)?;
+        timestamp(ms).ok_or_else(|| Malformed(format!("time {ms}")))
+    }
 }
 
 /// A campaign's counters as they stand in Redis.
@@ -387,18 +430,15 @@ pub fn settled(reply: Value) -> Result<Ready<Option<(Record, u64)>>, Malformed> 
     match parts.text()?.as_str() {
         "not_ready" => Ok(Err(parts.text()?)),
         "unknown" => Ok(Ok(None)),
-        "settled" => match parts.next()? {
-            Value::BulkString(bytes) => {
-                let record = Record::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?;
-                Ok(Ok(Some((record, parts.number()?))))
-            }
-            other => Err(malformed(&other)),
-        },
+        "settled" => {
+            let record = Record::read(&parts.bytes()?).ok_or_else(|| Malformed("record".to_owned()))?;
+            Ok(Ok(Some((record, parts.number()?))))
+        }
         other => Err(Malformed(other.to_owned())),
     }
 }
 
-/// Reads the reply of `close.lua`: the epoch that Redis has the campaign in.
+/// Reads the reply of `close.lua` without a lineage: the epoch that Redis has the campaign in.
 pub fn closed(reply: Value) -> Result<u64, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
