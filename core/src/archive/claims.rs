@@ -17,7 +17,7 @@ use crate::ledger::events::{Entry, Event};
 use crate::ledger::scripts::Record;
 
 /// Rows written by one statement: 14 parameters each, and SQLite takes 32,766.
-const ROWS_MAX: usize = 2000;
+const ROWS_MAX: usize = 30;
 /// Parameters of a row.
 const COLUMNS: usize = 14;
 
