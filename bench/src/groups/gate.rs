@@ -1,0 +1,172 @@
+//! In process through the gate, against baseline (a): no HTTP on either side.
+
+use std::sync::Arc;
+
+use claimgate_core::archive::sqlite_url;
+use claimgate_core::campaigns::Known;
+use tempfile::TempDir;
+
+use super::Group;
+use crate::engine::{Engine, generous};
+use crate::figures::{Definition, Unit};
+use crate::lag::{Lag, Watcher};
+use crate::metrics::batches;
+use crate::plain::{self, Plain};
+use crate::redis::{self, Fsync};
+use crate::session::Session;
+use crate::users::Uuids;
+
+/// The group.
+pub const GROUP: Group = Group {
+    name: "gate",
+    about: "in process through the gate, and redis-benchmark with a plain script",
+    figures: FIGURES,
+    run: |session| Box::pin(run(session)),
+};
+
+/// Claims before those that count: they warm the way to Redis and tell how many make up the time wanted.
+const WARM_UP: usize = 50_000;
+const CAMPAIGN: &str = "bench";
+
+/// The figures of one fsync setting.
+#[derive(Debug)]
+struct Set {
+    fsync: Fsync,
+    rate: &'static Definition,
+    cpu: &'static Definition,
+    plain_16: &'static Definition,
+    plain_1: &'static Definition,
+    claims: &'static Definition,
+    plain_cpu: &'static Definition,
+    claim_cpu: &'static Definition,
+    drained_cpu: &'static Definition,
+    batch: &'static Definition,
+    backlog: &'static Definition,
+    lag: &'static Definition,
+}
+
+macro_rules! sets {
+    ($($name:ident: $fsync:expr, $word:literal, $least:literal;)*) => {
+        $(const $name: Set = Set {
+            fsync: $fsync,
+            rate: &Definition::at_least(
+                concat!("in process ÷ (a) -P 16, ", $word), Unit::Ratio, $least),
+            cpu: &Definition::at_most(
+                concat!("Redis CPU per claim ÷ (a) -P 16, ", $word), Unit::Ratio, 0.5),
+            plain_16: &Definition::told(concat!("(a) -P 16, ", $word), Unit::PerSecond),
+            plain_1: &Definition::told(concat!("(a) -P 1, ", $word), Unit::PerSecond),
+            claims: &Definition::told(concat!("in process, ", $word), Unit::PerSecond),
+            plain_cpu: &Definition::told(
+                concat!("Redis CPU per call of (a) -P 16, ", $word), Unit::Microseconds),
+            claim_cpu: &Definition::told(
+                concat!("Redis CPU per claim in process, ", $word), Unit::Microseconds),
+            drained_cpu: &Definition::told(
+                concat!("… until drained, ", $word), Unit::Microseconds),
+            batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Count),
+            backlog: &Definition::told(
+                concat!("largest outbox in process, ", $word), Unit::Count),
+            lag: &Definition::told(
+                concat!("drained after load in process, ", $word), Unit::Seconds),
+        };)*
+        const SETS: &[&Set] = &[$(&$name),*];
+        const FIGURES: &[&Definition] = &[$(
+            $name.rate, $name.cpu, $name.plain_16, $name.plain_1, $name.claims, $name.plain_cpu,
+            $name.claim_cpu, $name.drained_cpu, $name.batch, $name.backlog, $name.lag,
+        )*];
+    };
+}
+
+sets! {
+    EVERY_SECOND: Fsync::EverySecond, "everysec", 2.0;
+    ALWAYS: Fsync::Always, "always", 1.5;
+}
+
+async fn run(session: &mut Session) -> anyhow::Result<()> {
+    for round in 1..=session.options.rounds {
+        for set in SETS {
+            session.begin_round();
+            let plain = plain(session, set, round).await?;
+            let gate = in_process(session, set, round).await?;
+            session.add(set.rate, gate.claims_per_s / plain.calls_per_s);
+            session.add(set.cpu, gate.cpu_us / plain.cpu_us);
+            session.add(set.plain_16, plain.calls_per_s);
+            session.add(set.plain_cpu, plain.cpu_us);
+            session.add(set.claims, gate.claims_per_s);
+            session.add(set.claim_cpu, gate.cpu_us);
+            session.add(set.drained_cpu, gate.drained_cpu_us);
+            session.add(set.batch, gate.batch);
+            session.add(set.backlog, gate.lag.largest as f64);
+            session.add(set.lag, gate.lag.seconds);
+        }
+    }
+    Ok(())
+}
+
+async fn plain(session: &mut Session, set: &Set, round: u32) -> anyhow::Result<Plain> {
+    let (fsync, seconds) = (set.fsync, session.options.seconds);
+    let deep = session.measure(plain::run(fsync, 16, seconds)).await?;
+    session.say(format_args!(
+        "round {round} · (a) -P 16, {fsync}: {:.0} calls/s, {:.2} µs of Redis each",
+        deep.calls_per_s, deep.cpu_us
+    ));
+    // Only told: half the time is enough.
+    let flat = session.measure(plain::run(fsync, 1, seconds / 2.0)).await?;
+    session.say(format_args!("round {round} · (a) -P 1, {fsync}: {:.0} calls/s", flat.calls_per_s));
+    session.add(set.plain_1, flat.calls_per_s);
+    Ok(deep)
+}
+
+/// What one load through the gate came to.
+#[derive(Debug)]
+struct InProcess {
+    claims_per_s: f64,
+    cpu_us: f64,
+    drained_cpu_us: f64,
+    batch: f64,
+    lag: Lag,
+}
+
+async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Result<InProcess> {
+    let folder = TempDir::with_prefix("cgb-")?;
+    let mut engine = Engine::start(set.fsync, &sqlite_url(&folder.path().join("register.sqlite"))).await?;
+    let known = engine.campaign(CAMPAIGN, generous()).await?;
+    engine.start_drain();
+    let mut uuids = Uuids::of(session.seed());
+    let warm_up = engine.claim(&known, uuids.requests(CAMPAIGN, WARM_UP)?).await?;
+    Watcher::start(&engine.view, CAMPAIGN).finish().await?;
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of claims
+    let count = (warm_up.per_second() * session.options.seconds) as usize;
+    let found = load(session, &engine, &known, uuids, count).await?;
+    engine.check(&known, (WARM_UP + count) as u64).await?;
+    engine.stop().await?;
+    session.say(format_args!(
+        "round {round} · in process, {}: {:.0} claims/s, {:.2} µs of Redis each, {:.0} a batch; outbox {}, \
+         drained after {:.1} s",
+        set.fsync, found.claims_per_s, found.cpu_us, found.batch, found.lag.largest, found.lag.seconds
+    ));
+    Ok(found)
+}
+
+async fn load(
+    session: &mut Session,
+    engine: &Engine,
+    known: &Arc<Known>,
+    mut uuids: Uuids,
+    count: usize,
+) -> anyhow::Result<InProcess> {
+    let requests = uuids.requests(CAMPAIGN, count)?;
+    let batches_before = batches(&session.metrics.render());
+    let cpu_before = redis::cpu_seconds(&engine.view).await?;
+    let watcher = Watcher::start(&engine.view, CAMPAIGN);
+    let load = session.measure(engine.claim(known, requests)).await?;
+    let cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;
+    let lag = watcher.finish().await?;
+    let drained_cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;
+    Ok(InProcess {
+        claims_per_s: load.per_second(),
+        cpu_us: cpu_s * 1e6 / count as f64,
+        drained_cpu_us: drained_cpu_s * 1e6 / count as f64,
+        batch: batches(&session.metrics.render()).mean_since(batches_before),
+        lag,
+    })
+}

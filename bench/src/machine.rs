@@ -1,0 +1,194 @@
+//! The machine: what it is, and what else it was busy with.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write as _;
+use std::process::Command;
+use std::time::Instant;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+/// The largest difference between calibrations around one figure, over the quickest, that still says something.
+pub const CALIBRATION_SPREAD_MAX: f64 = 0.15;
+/// The largest share of the machine that others, the hypervisor among them, may have taken.
+pub const OTHERS_SHARE_MAX: f64 = 0.10;
+
+const CALIBRATION_BYTES: usize = 4 << 20;
+const CALIBRATION_RUNS: usize = 6;
+const FSYNC_RUNS: usize = 50;
+
+/// What went on beside one or more measurements.
+#[derive(Debug, Clone, Copy)]
+pub struct Disturbance {
+    /// The quickest calibration before and after, in milliseconds.
+    pub calibration_min_ms: f64,
+    /// The slowest.
+    pub calibration_max_ms: f64,
+    /// The largest share of the machine that other processes took, 0 to 1.
+    pub others: f64,
+    /// The largest share that the hypervisor gave to other machines, 0 to 1.
+    pub stolen: f64,
+}
+
+impl Disturbance {
+    /// Before anything was measured.
+    pub const NONE: Self =
+        Self { calibration_min_ms: f64::INFINITY, calibration_max_ms: 0.0, others: 0.0, stolen: 0.0 };
+
+    /// Both together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            calibration_min_ms: self.calibration_min_ms.min(other.calibration_min_ms),
+            calibration_max_ms: self.calibration_max_ms.max(other.calibration_max_ms),
+            others: self.others.max(other.others),
+            stolen: self.stolen.max(other.stolen),
+        }
+    }
+
+    /// How far the calibrations are apart, over the quickest.
+    pub fn calibration_spread(self) -> f64 {
+        (self.calibration_max_ms / self.calibration_min_ms - 1.0).max(0.0)
+    }
+
+    /// What is wrong with it, in words; `None` when it was quiet enough.
+    pub fn complaint(self) -> Option<String> {
+        let (spread, taken) = (self.calibration_spread(), self.others + self.stolen);
+        if spread > CALIBRATION_SPREAD_MAX {
+            return Some(format!("calibrations differ by {:.0} %", spread * 100.0));
+        }
+        (taken > OTHERS_SHARE_MAX).then(|| format!("others took {:.0} % of the machine", taken * 100.0))
+    }
+}
+
+/// The quickest of a few runs of a fixed piece of work on each core, all at once; of the slowest core, in
+/// milliseconds. The quickest, so that whoever drops in for a moment does not count as a slower machine.
+pub fn calibrate() -> f64 {
+    let cores: Vec<_> = (0..cores()).map(|core| std::thread::spawn(move || calibrate_core(core))).collect();
+    cores.into_iter().filter_map(|core| core.join().ok()).fold(0.0, f64::max)
+}
+
+fn calibrate_core(core: usize) -> f64 {
+    let mut cpus = CpuSet::new();
+    cpus.set(core);
+    // Where this is not allowed, it runs wherever it may.
+    let _ = sched_setaffinity(None, &cpus);
+    let buffer = vec![7_u8; CALIBRATION_BYTES];
+    let run = |_| {
+        let started = Instant::now();
+        std::hint::black_box(Sha256::digest(std::hint::black_box(&buffer)));
+        started.elapsed().as_secs_f64() * 1000.0
+    };
+    (0..CALIBRATION_RUNS).map(run).fold(f64::INFINITY, f64::min)
+}
+
+/// Processor time so far, in ticks over all cores.
+#[derive(Debug, Clone, Copy)]
+pub struct Usage {
+    all: f64,
+    busy: f64,
+    stolen: f64,
+    ours: f64,
+}
+
+impl Usage {
+    /// As it stands.
+    pub fn now() -> Self {
+        let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+        // user nice system idle iowait irq softirq steal …
+        let line = stat.lines().next().unwrap_or_default();
+        let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        let at = |index: usize| ticks.get(index).copied().unwrap_or(0.0);
+        Self {
+            all: ticks.iter().take(8).sum(),
+            busy: at(0) + at(1) + at(2),
+            stolen: at(7),
+            ours: ticks_of_ours(),
+        }
+    }
+
+    /// The shares that other processes and other machines have taken since.
+    pub fn others_since(self) -> (f64, f64) {
+        let now = Self::now();
+        let all = (now.all - self.all).max(1.0);
+        let others = (now.busy - self.busy) - (now.ours - self.ours);
+        ((others / all).max(0.0), (now.stolen - self.stolen) / all)
+    }
+}
+
+/// Ticks of this process and of all that it has started, those that have ended included.
+fn ticks_of_ours() -> f64 {
+    let mut processes = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name, in parentheses, may hold anything.
+        let Some((_, rest)) = stat.rsplit_once(") ") else { continue };
+        let words: Vec<&str> = rest.split(' ').collect();
+        let number = |at: usize| words.get(at).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+        let parent: u32 = words.get(1).and_then(|word| word.parse().ok()).unwrap_or(0);
+        // utime, stime, and those of children waited for.
+        processes.insert(pid, (parent, (11..=14).map(number).sum::<f64>()));
+    }
+    let root = std::process::id();
+    let is_ours = |mut pid: u32| {
+        while pid != root {
+            match processes.get(&pid) {
+                Some((parent, _)) if *parent != 0 => pid = *parent,
+                _ => return false,
+            }
+        }
+        true
+    };
+    processes.iter().filter(|(pid, _)| is_ours(**pid)).map(|(_, (_, ticks))| ticks).sum()
+}
+
+/// How many cores there are to use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, Into::into)
+}
+
+/// The 1-, 5- and 15-minute load averages.
+pub fn load_average() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// What the machine is.
+pub fn facts() -> Value {
+    json!({
+        "cpu": after_colon("/proc/cpuinfo", "model name"),
+        "cores": cores(),
+        "memory": after_colon("/proc/meminfo", "MemTotal"),
+        "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim_end(),
+        "redis": redis_version(),
+        "fsync_us": fsync_us(),
+    })
+}
+
+fn after_colon(file: &str, name: &str) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    line.split_once(':').map_or("unknown", |(_, value)| value.trim()).to_owned()
+}
+
+fn redis_version() -> String {
+    let output = Command::new("redis-server").arg("--version").output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    let version = text.split_whitespace().find_map(|word| word.strip_prefix("v="));
+    version.unwrap_or("unknown").to_owned()
+}
+
+/// How long a small write takes to be synced where the servers keep their files: the median, in microseconds.
+fn fsync_us() -> Option<f64> {
+    let mut file = tempfile::tempfile().ok()?;
+    let mut took = Vec::new();
+    for _ in 0..FSYNC_RUNS {
+        let started = Instant::now();
+        file.write_all(&[0; 512]).and_then(|()| file.sync_data()).ok()?;
+        took.push(started.elapsed().as_secs_f64() * 1e6);
+    }
+    Some(crate::figures::median(&took).round())
+}

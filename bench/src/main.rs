@@ -1,0 +1,131 @@
+//! `bench`: claimgate and its baselines, measured side by side in one run.
+//!
+//! Exit status: 0 measured and found correct, whatever the figures; 1 when a check or a server failed (no figures
+//! then); 2 wrong usage.
+
+// Counts become figures for people.
+#![allow(clippy::cast_precision_loss)]
+
+mod checks;
+mod engine;
+mod figures;
+mod groups;
+mod lag;
+mod machine;
+mod metrics;
+mod plain;
+mod redis;
+mod report;
+mod session;
+mod users;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::groups::{GROUPS, Group};
+use crate::session::{Options, Session};
+
+/// What a run may take in all.
+const TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Measures claimgate and its baselines side by side
+#[derive(Debug, Parser)]
+#[command(name = "bench", after_help = after_help())]
+struct Cli {
+    /// Rounds of every measurement; figures are their medians
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Seconds of one measurement
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// Connections of the HTTP load
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    /// Only this group, or the groups with a figure whose name contains this
+    #[arg(long, value_name = "GROUP|FIGURE")]
+    only: Option<String>,
+    /// Folder for report.json and report.html
+    #[arg(long, default_value = "target/bench", value_name = "FOLDER")]
+    out: PathBuf,
+}
+
+fn after_help() -> String {
+    let groups: Vec<_> = GROUPS.iter().map(|group| format!("  {:<9} {}", group.name, group.about)).collect();
+    format!("Groups:\n{}", groups.join("\n"))
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let result = runtime.block_on(run_or_stop(cli));
+    // A load that still runs must not keep the process.
+    runtime.shutdown_background();
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&format_args!("{error:#}")),
+    }
+}
+
+#[allow(clippy::print_stderr)] // the benchmark's own voice
+fn fail(error: &dyn std::fmt::Display) -> ExitCode {
+    eprintln!("bench: no figures: {error}");
+    ExitCode::from(1)
+}
+
+/// Runs until done, told to stop, or out of time; what was started ends with it in each case.
+async fn run_or_stop(cli: Cli) -> anyhow::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        result = tokio::time::timeout(TIME_MAX, run(&cli)) => {
+            result.with_context(|| format!("not done within {TIME_MAX:?}"))?
+        }
+        _ = interrupt.recv() => anyhow::bail!("interrupted"),
+        _ = terminate.recv() => anyhow::bail!("told to stop"),
+    }
+}
+
+async fn run(cli: &Cli) -> anyhow::Result<()> {
+    let wanted: Vec<&Group> =
+        GROUPS.iter().filter(|group| cli.only.as_ref().is_none_or(|text| group.is_meant(text))).collect();
+    anyhow::ensure!(!wanted.is_empty(), "--only: no such group or figure; see --help");
+    let load_before = machine::load_average();
+    let facts = machine::facts();
+    let options = Options { rounds: cli.rounds, seconds: cli.seconds, connections: cli.connections };
+    let mut session = Session::new(options, claimgate_core::metrics::install()?);
+    for group in wanted {
+        session.say(format_args!("{}: {}", group.name, group.about));
+        (group.run)(&mut session).await.with_context(|| format!("group {}", group.name))?;
+    }
+    session.measure(async { Ok(()) }).await?;
+    let machine = report::machine(facts, &session, &load_before, &machine::load_average());
+    write(&cli.out, &session, &machine)?;
+    print(&session, &cli.out);
+    Ok(())
+}
+
+fn write(out: &Path, session: &Session, machine: &Value) -> anyhow::Result<()> {
+    std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    let file = out.join("report.json");
+    let text = format!("{:#}\n", report::json(session, machine));
+    std::fs::write(&file, text).with_context(|| file.display().to_string())
+}
+
+#[allow(clippy::print_stdout)] // the benchmark's answer
+fn print(session: &Session, out: &Path) {
+    println!("{}", report::table(&session.figures));
+    let noise = report::noise(&session.figures);
+    if !noise.is_empty() {
+        println!("\nThe machine was noisy:\n  {}", noise.join("\n  "));
+    }
+    println!("\n{0}/report.json, {0}/report.html", out.display());
+}

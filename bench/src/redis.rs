@@ -1,0 +1,57 @@
+//! A Redis of one measurement's own, and what it says of itself.
+
+use std::fmt;
+
+use anyhow::Context as _;
+use support::{RedisServer, RedisView};
+
+/// When Redis syncs its append-only file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fsync {
+    /// Once a second, beside the calls.
+    EverySecond,
+    /// Before each answer.
+    Always,
+}
+
+impl Fsync {
+    /// As in Redis' configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::EverySecond => "everysec",
+            Self::Always => "always",
+        }
+    }
+}
+
+impl fmt::Display for Fsync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An empty Redis on a unix socket.
+pub async fn start(fsync: Fsync) -> RedisServer {
+    RedisServer::start_with(&[("appendfsync", fsync.as_str())], &[]).await
+}
+
+/// Seconds of processor time that Redis has used, of its own and in the kernel, without its child processes.
+pub async fn cpu_seconds(view: &RedisView) -> anyhow::Result<f64> {
+    let info = info(view, "cpu").await?;
+    Ok(field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?)
+}
+
+/// Bytes that Redis has allocated.
+pub async fn used_memory_bytes(view: &RedisView) -> anyhow::Result<f64> {
+    field(&info(view, "memory").await?, "used_memory")
+}
+
+async fn info(view: &RedisView, section: &str) -> anyhow::Result<String> {
+    view.try_query(&["INFO", section]).await.map_err(anyhow::Error::msg)
+}
+
+fn field(info: &str, name: &str) -> anyhow::Result<f64> {
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let number = line.with_context(|| format!("INFO has no {name}"))?;
+    number.trim().parse().with_context(|| format!("INFO's {name}: {number}"))
+}
