@@ -36,5 +36,7 @@ mod storm;
 mod strace;
 #[path = "faults/tally.rs"]
 mod tally;
+#[path = "faults/tls.rs"]
+mod tls;
 #[path = "faults/traps.rs"]
 mod traps;
