@@ -26,12 +26,9 @@ local function code(number) return string.char(number) end
 local GRANT, REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER, PER_CLAIM, DAILY, USER, TOTAL, AGAIN, FULL =
   code(1), code(2), code(3), code(4), code(5), code(6), code(7), code(8), code(9), code(10), code(11), code(12), code(13)
 
--- The limits, in the order in which they refuse. A further one is a further entry.
-local LIMITS = {
-  { DAILY, function(campaign, today) return campaign.per_user_per_day - today end },
-  { USER, function(campaign, _, ever) return campaign.per_user - ever end },
-  { TOTAL, function(campaign) return (campaign.total or UNLIMITED) - campaign.taken end },
-}
+-- The limits in the order in which they refuse: what is answered, and the campaign's field. What is taken of each stands
+-- at the same place in `used`. A further limit is a further entry.
+local LIMITS = { { DAILY, 'per_user_per_day' }, { USER, 'per_user' }, { TOTAL, 'total' } }
 
 local function closed(campaign, now)
   if campaign.switch == 'paused' then return PAUSED end
@@ -40,107 +37,112 @@ local function closed(campaign, now)
   if now >= campaign.ends_at then return OVER .. struct.pack('>I6', campaign.ends_at) end
 end
 
-local function refusal(work, day, today, ever, quantity)
-  local campaign = work.campaign
-  if quantity > campaign.per_claim then return PER_CLAIM .. struct.pack('>I5', campaign.per_claim) end
-  for i = 1, #LIMITS do
-    local limit = LIMITS[i]
-    local left = limit[2](campaign, today, ever)
-    if quantity > left then
-      if work.more_due then return AGAIN end
-      local answer = limit[1] .. struct.pack('>I5', math.max(left, 0))
-      return limit[1] == DAILY and answer .. struct.pack('>I3', day) or answer
-    end
-  end
-  if campaign.backlog + work.event_count >= work.backlog_max then return FULL end
-end
-
--- A user's record with one claim more; the oldest beyond eight moves out to `claims`.
-local function add_claim(work, record, claim)
-  record = record .. claim
-  if #record <= HEADER + INLINE_MAX * CLAIM then return record end
-  local oldest = string.sub(record, HEADER + 1, HEADER + CLAIM)
-  local digest = string.sub(oldest, 1, DIGEST)
-  work.moved[digest] = oldest
-  work.touched_moved[#work.touched_moved + 1] = digest
-  return string.sub(record, 1, HEADER - 1) .. code(1) .. string.sub(record, HEADER + CLAIM + 1)
-end
-
--- What neighbouring claims share, packed anew only when quantity or day is another: what stands in a claim's record
--- before and after its sequence, and the counters of a user who had nothing.
-local function shared_parts(work, quantity, day)
-  if work.quantity ~= quantity or work.day ~= day then
-    work.quantity, work.day = quantity, day
-    work.before = struct.pack('>I1I1I4', work.campaign.hold_ms and HELD or GRANTED, 1, quantity)
-    work.after = struct.pack('>I6I6I3', work.now, work.expires_at, day)
-    work.counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
-  end
-  return work.before, work.after, work.counters
-end
-
-local function grant(work, user_id, digest, quantity, day, today, ever, moved)
-  local campaign, record = work.campaign, work.records[user_id]
-  campaign.sequence = campaign.sequence + 1
-  campaign.taken = campaign.taken + quantity
-  local before, after, counters = shared_parts(work, quantity, day)
-  local claim = digest .. before .. struct.pack('>I5', campaign.sequence) .. after
-  if record then
-    record = with_counters(record, day, today + quantity, ever + quantity, moved)
-    work.records[user_id] = add_claim(work, record, claim)
-  else
-    work.records[user_id] = counters .. claim
-  end
-  put_event(work, user_id, claim)
-  if campaign.hold_ms then
-    work.held[#work.held + 1] = work.expires_at
-    work.held[#work.held + 1] = hold_member(user_id, digest)
-  end
-  return GRANT
-end
-
--- The claim as it stands, if there is one of this digest.
-local function replay(work, user_id, digest, quantity)
-  local claim = find_claim(work, user_id, digest)
-  if not claim then return nil end
-  if struct.unpack('>I4', claim, 19) ~= quantity then return KEY_REUSED end
-  return REPLAY .. claim
-end
-
-local function decide(work, user_id, digest, quantity)
-  local answer = replay(work, user_id, digest, quantity) or work.closed
-  if answer then return answer end
-  local day, today, ever, moved = unpack_user(work.records[user_id])
-  -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
-  if day < work.today then day, today = work.today, 0 end
-  return refusal(work, day, today, ever, quantity)
-    or grant(work, user_id, digest, quantity, day, today, ever, moved)
-end
-
 local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
 if now >= campaign.days_until then return { 'not_ready', 'days' } end
 
-local work = new_work(campaign, now)
-work.closed, work.backlog_max = closed(campaign, now), tonumber(ARGV[4])
-work.expires_at = campaign.hold_ms and now + campaign.hold_ms or 0
-
 -- The due holds come first in these lists, then the claims.
 local user_ids, digests = due_holds(now)
 local quantities, due = {}, #user_ids
-work.more_due = due == DUE_MAX
 local packed, at, count = ARGV[5], 1, due
 while at <= #packed do
   count = count + 1
   user_ids[count], digests[count], quantities[count], at = struct.unpack('>I1c0c16I4', packed, at)
 end
-read_records(work, user_ids, digests)
+local work = new_work(campaign, now)
+local read = read_records(work, user_ids, digests)
+local records = work.records
+for i = 1, due do
+  local user_id = user_ids[i]
+  expire_hold(work, user_id, records[user_id] or read[i], digests[i])
+end
 
-for i = 1, due do expire_hold(work, user_ids[i], digests[i]) end
-local sequence, taken, answers = campaign.sequence, campaign.taken, {}
-for i = due + 1, count do answers[i - due] = decide(work, user_ids[i], digests[i], quantities[i]) end
+local sequence, taken, room = campaign.sequence, campaign.taken, tonumber(ARGV[4]) - campaign.backlog
+local closed_now, more_due, today = closed(campaign, now), due == DUE_MAX, day_at(campaign.days, now)
+local status, expires_at = GRANTED, 0
+if campaign.hold_ms then status, expires_at = HELD, now + campaign.hold_ms end
+local limits, used = {}, {}
+for i, limit in ipairs(LIMITS) do limits[i] = campaign[limit[2]] or UNLIMITED end
+local users, event_users, event_claims = work.users, work.event_users, work.event_claims
+local events, shared_quantity, shared_day, shared_part, first_counters = #event_users, nil, nil, nil, nil
+
+-- Why a claim is refused, if it is.
+local function refusal(day, quantity)
+  if quantity > campaign.per_claim then return PER_CLAIM .. struct.pack('>I5', campaign.per_claim) end
+  for i = 1, #limits do
+    if quantity > limits[i] - used[i] then
+      if more_due then return AGAIN end
+      local answer = LIMITS[i][1] .. struct.pack('>I5', math.max(limits[i] - used[i], 0))
+      return LIMITS[i][1] == DAILY and answer .. struct.pack('>I3', day) or answer
+    end
+  end
+  if events >= room then return FULL end
+end
+
+-- Packs what neighbouring claims share, when quantity or day is another: the end of their records, and the counters of
+-- a user who had nothing.
+local function share(quantity, day)
+  if shared_quantity == quantity and shared_day == day then return end
+  shared_quantity, shared_day = quantity, day
+  shared_part = struct.pack('>I4I1I1I6I6I3', quantity, status, 1, now, expires_at, day)
+  first_counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
+end
+
+-- A user's record with one claim more; the oldest beyond eight moves out to `claims`.
+local function with_claim(record, claim)
+  record = record .. claim
+  if #record <= HEADER + INLINE_MAX * CLAIM then return record end
+  local oldest = string.sub(record, HEADER + 1, HEADER + CLAIM)
+  local digest = string.sub(oldest, 1, DIGEST)
+  work.moved[digest] = oldest
+  append(work.claims, digest, oldest)
+  return string.sub(record, 1, HEADER - 1) .. code(1) .. string.sub(record, HEADER + CLAIM + 1)
+end
+
+-- The lists are filled by a counted place: `#` looks for their end each time.
+local function grant(user_id, record, digest, quantity, day)
+  sequence, used[3] = sequence + 1, used[3] + quantity
+  share(quantity, day)
+  local claim = digest .. struct.pack('>I5', sequence) .. shared_part
+  if record then
+    local moved = string.byte(record, HEADER)
+    record = with_claim(with_counters(record, day, used[1] + quantity, used[2] + quantity, moved), claim)
+  else
+    record = first_counters .. claim
+  end
+  records[user_id] = record
+  events = events + 1
+  users[2 * events - 1], users[2 * events] = user_id, record
+  event_users[events], event_claims[events] = user_id, claim
+  if expires_at > 0 then append(work.held, expires_at, hold_member(user_id, digest)) end
+  return GRANT
+end
+
+local function decide(user_id, record, digest, quantity)
+  local day = today
+  used[1], used[2] = 0, 0
+  if record then
+    local claim = find_claim(work, record, digest)
+    if claim then return struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED end
+    local last_day, on_it, ever = unpack_user(record)
+    used[2] = ever
+    -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
+    if last_day >= today then day, used[1] = last_day, on_it end
+  end
+  return closed_now or refusal(day, quantity) or grant(user_id, record, digest, quantity, day)
+end
+
+used[3] = taken
+local answers = {}
+for i = due + 1, count do
+  local user_id = user_ids[i]
+  answers[i - due] = decide(user_id, records[user_id] or read[i], digests[i], quantities[i])
+end
+local first_sequence, first_taken = campaign.sequence, taken
+campaign.sequence, campaign.taken = sequence, used[3]
 write_all(work)
 return {
-  'decided', now, campaign.version, campaign.events, campaign.total or -1, work.more_due and 1 or 0,
-  sequence, taken, work.expires_at, table.concat(answers),
+  'decided', now, campaign.version, campaign.events, campaign.total or -1, more_due and 1 or 0,
+  first_sequence, first_taken, expires_at, table.concat(answers),
 }

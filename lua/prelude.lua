@@ -8,8 +8,8 @@
 --
 -- Numbers are whole, at most 2^53. Bytes are big endian.
 --   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
---   claim's record   digest 16, status 1, revision 1, quantity 4, sequence 5, claimed at 6, expires at 6, day 3
---   outbox event     user (length 1), claim's record
+--   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 1, claimed at 6, expires at 6, day 3
+--   outbox entry     its users, a blank between them, and beside them as many claims' records
 --
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs.
@@ -77,8 +77,8 @@ local function with_counters(record, day, today, ever, moved)
 end
 
 local function unpack_claim(record, at)
-  local digest, status, revision, quantity, sequence, claimed_at, expires_at, day =
-    struct.unpack('>c16I1I1I4I5I6I6I3', record, at or 1)
+  local digest, sequence, quantity, status, revision, claimed_at, expires_at, day =
+    struct.unpack('>c16I5I4I1I1I6I6I3', record, at or 1)
   return {
     digest = digest, status = status, revision = revision, quantity = quantity, sequence = sequence,
     claimed_at = claimed_at, expires_at = expires_at, day = day,
@@ -86,8 +86,8 @@ local function unpack_claim(record, at)
 end
 
 local function pack_claim(claim)
-  return struct.pack('>c16I1I1I4I5I6I6I3', claim.digest, claim.status, claim.revision, claim.quantity,
-    claim.sequence, claim.claimed_at, claim.expires_at, claim.day)
+  return struct.pack('>c16I5I4I1I1I6I6I3', claim.digest, claim.sequence, claim.quantity, claim.status, claim.revision,
+    claim.claimed_at, claim.expires_at, claim.day)
 end
 
 -- Where `digest` begins among the claims in a user's record, or nil.
@@ -97,77 +97,74 @@ local function find_inline(record, digest)
   end
 end
 
--- Reads `fields` of a hash into `into`.
-local function read_fields(key, fields, into)
+-- The values of these fields of a hash, false for none.
+local function read_fields(key, fields)
+  local values = {}
   for from = 1, #fields, FIELDS_MAX do
-    local upto = math.min(from + FIELDS_MAX - 1, #fields)
-    local values = redis.call('HMGET', key, unpack(fields, from, upto))
-    for i = from, upto do into[fields[i]] = values[i - from + 1] end
+    local portion = redis.call('HMGET', key, unpack(fields, from, math.min(from + FIELDS_MAX - 1, #fields)))
+    for i = 1, #portion do values[from + i - 1] = portion[i] end
   end
+  return values
 end
 
--- What a script has read, and what it is going to write, in one go at its end. `records` has each user's record as it
--- stands by now, `moved` each claim's that has moved out; `touched` names the users, `touched_moved` the claims.
+-- What a script knows, and what it is going to write, in one go at its end. `records` has users' records as they stand
+-- by now, `moved` those of claims that have moved out; the lists are arguments of the commands that write them.
 local function new_work(campaign, now)
   return {
-    campaign = campaign, now = now, today = day_at(campaign.days, now), records = {}, moved = {}, touched = {},
-    touched_moved = {}, events = {}, event_count = 0, held = {}, freed = {},
+    campaign = campaign, now = now, records = {}, moved = {}, users = {}, claims = {}, held = {}, freed = {},
+    event_users = {}, event_claims = {},
   }
 end
 
--- Reads the records of these users, and those of these claims that have moved out; the lists go side by side.
+-- Reads these users' records, in their order, and those of these claims that have moved out; the lists go side by side.
 local function read_records(work, user_ids, digests)
-  read_fields(KEYS[2], user_ids, work.records)
-  local apart = {}
-  for i, user_id in ipairs(user_ids) do
-    local record = work.records[user_id]
+  local records, apart = read_fields(KEYS[2], user_ids), {}
+  for i = 1, #user_ids do
+    local record = records[i]
     if record and string.byte(record, HEADER) == 1 and not find_inline(record, digests[i]) then
       apart[#apart + 1] = digests[i]
     end
   end
-  read_fields(KEYS[3], apart, work.moved)
+  for i, record in ipairs(read_fields(KEYS[3], apart)) do work.moved[apart[i]] = record end
+  return records
 end
 
 -- The claim of that digest, packed, and where it stands in its user's record; nil for none.
-local function find_claim(work, user_id, digest)
-  local record = work.records[user_id]
+local function find_claim(work, record, digest)
   if not record then return nil end
   local at = find_inline(record, digest)
   if at then return string.sub(record, at, at + CLAIM - 1), at end
   return work.moved[digest] or nil
 end
 
--- Notes that a user's claim has become `claim`, for SQL.
-local function put_event(work, user_id, claim)
-  local events, count = work.events, work.event_count
-  events[3 * count + 1] = string.char(#user_id)
-  events[3 * count + 2] = user_id
-  events[3 * count + 3] = claim
-  work.event_count = count + 1
-  work.touched[#work.touched + 1] = user_id
+local function append(list, first, second)
+  local length = #list
+  list[length + 1], list[length + 2] = first, second
 end
 
--- Writes a changed claim back where it was found.
-local function update_claim(work, user_id, claim, at)
+-- Writes a changed claim back where it was found, and tells SQL.
+local function update_claim(work, user_id, record, claim, at)
   claim.revision = claim.revision + 1
   local packed = pack_claim(claim)
   if at then
-    local record = work.records[user_id]
-    work.records[user_id] = string.sub(record, 1, at - 1) .. packed .. string.sub(record, at + CLAIM)
+    record = string.sub(record, 1, at - 1) .. packed .. string.sub(record, at + CLAIM)
   else
     work.moved[claim.digest] = packed
-    work.touched_moved[#work.touched_moved + 1] = claim.digest
+    append(work.claims, claim.digest, packed)
   end
-  put_event(work, user_id, packed)
+  work.records[user_id] = record
+  append(work.users, user_id, record)
+  append(work.event_users, user_id)
+  append(work.event_claims, packed)
 end
 
 -- Gives a claim's units back: to the total, to the user, and to the user's day while that day is still the current one.
-local function give_back(work, user_id, claim)
-  local record, quantity = work.records[user_id], claim.quantity
+-- Returns the user's record.
+local function give_back(work, record, claim)
   local day, today, ever, moved = unpack_user(record)
-  work.campaign.taken = work.campaign.taken - quantity
-  if claim.day == day then today = today - quantity end
-  work.records[user_id] = with_counters(record, day, today, ever - quantity, moved)
+  work.campaign.taken = work.campaign.taken - claim.quantity
+  if claim.day == day then today = today - claim.quantity end
+  return with_counters(record, day, today, ever - claim.quantity, moved)
 end
 
 -- The holds that are due, at most DUE_MAX: their users and their digests. More may be due when there are that many.
@@ -181,43 +178,37 @@ end
 
 local function hold_member(user_id, digest) return user_id .. '.' .. digest end
 
-local function expire_hold(work, user_id, digest)
-  local packed, at = find_claim(work, user_id, digest)
+local function expire_hold(work, user_id, record, digest)
+  local packed, at = find_claim(work, record, digest)
   local claim = packed and unpack_claim(packed)
   if claim and claim.status == HELD then
     claim.status = EXPIRED
-    give_back(work, user_id, claim)
-    update_claim(work, user_id, claim, at)
+    update_claim(work, user_id, give_back(work, record, claim), claim, at)
   end
-  work.freed[#work.freed + 1] = hold_member(user_id, digest)
+  append(work.freed, hold_member(user_id, digest))
 end
 
--- `names`, each followed by its value.
-local function with_values(names, values)
-  local fields = {}
-  for i, name in ipairs(names) do fields[2 * i - 1], fields[2 * i] = name, values[name] end
-  return fields
-end
-
--- Calls a command that takes members and their values, in portions.
-local function write(command, key, arguments)
-  for from = 1, #arguments, FIELDS_MAX do
-    redis.call(command, key, unpack(arguments, from, math.min(from + FIELDS_MAX - 1, #arguments)))
+-- Calls a command that takes a list, in portions.
+local function write(command, key, list)
+  for from = 1, #list, FIELDS_MAX do
+    redis.call(command, key, unpack(list, from, math.min(from + FIELDS_MAX - 1, #list)))
   end
 end
 
--- Everything the script has changed. All that can fail has been done before.
+-- Everything the script has changed. All that can fail has been done before. What a list names twice is there as it
+-- stands last.
 local function write_all(work)
-  write('HSET', KEYS[2], with_values(work.touched, work.records))
-  write('HSET', KEYS[3], with_values(work.touched_moved, work.moved))
+  write('HSET', KEYS[2], work.users)
+  write('HSET', KEYS[3], work.claims)
   write('ZADD', KEYS[4], work.held)
   write('ZREM', KEYS[4], work.freed)
-  if work.event_count == 0 then return end
-  local campaign = work.campaign
-  campaign.events = campaign.events + work.event_count
+  local campaign, events = work.campaign, #work.event_users
+  if events == 0 then return end
+  campaign.events = campaign.events + events
   local count, taken = string.format('%.0f', campaign.events), string.format('%.0f', campaign.taken)
   redis.call('HSET', KEYS[1], 'taken', taken, 'events', count, 'sequence', string.format('%.0f', campaign.sequence),
-    'backlog', string.format('%.0f', campaign.backlog + work.event_count))
+    'backlog', string.format('%.0f', campaign.backlog + events))
   redis.call('XADD', KEYS[5], '*', 'epoch', campaign.epoch, 'count', count, 'at', string.format('%.0f', work.now),
-    'total', string.format('%.0f', campaign.total or 0), 'taken', taken, 'events', table.concat(work.events))
+    'total', string.format('%.0f', campaign.total or 0), 'taken', taken,
+    'users', table.concat(work.event_users, ' '), 'claims', table.concat(work.event_claims))
 end

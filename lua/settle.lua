@@ -14,16 +14,16 @@ local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local work = new_work(campaign, milliseconds())
 local user_id, digest = ARGV[5], ARGV[6]
-read_records(work, { user_id }, { digest })
-local packed, at = find_claim(work, user_id, digest)
+local record = read_records(work, { user_id }, { digest })[1]
+local packed, at = find_claim(work, record, digest)
 if not packed then return { 'unknown' } end
 local claim = unpack_claim(packed)
 
 local function settle(status)
-  if claim.status == HELD then work.freed[#work.freed + 1] = hold_member(user_id, digest) end
-  if status == GRANTED then claim.expires_at = 0 else give_back(work, user_id, claim) end
+  if claim.status == HELD then append(work.freed, hold_member(user_id, digest)) end
+  if status == GRANTED then claim.expires_at = 0 else record = give_back(work, record, claim) end
   claim.status = status
-  update_claim(work, user_id, claim, at)
+  update_claim(work, user_id, record, claim, at)
 end
 
 if claim.status == HELD and work.now >= claim.expires_at then

@@ -43,7 +43,7 @@ missing_packages() {
     has pkg-config || echo pkg-config
     pkg-config --exists openssl 2>/dev/null || echo libssl-dev # worker-build links it
     local program
-    for program in curl make strace; do has $program || echo $program; done
+    for program in curl make openssl sqlite3 strace; do has $program || echo $program; done
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }
 packages_get() {

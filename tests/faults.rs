@@ -4,6 +4,8 @@
 // Test code throughout, also in functions that are not tests themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
+#[path = "faults/backup.rs"]
+mod backup;
 #[path = "faults/cores.rs"]
 mod cores;
 #[path = "faults/failover.rs"]
@@ -36,5 +38,7 @@ mod storm;
 mod strace;
 #[path = "faults/tally.rs"]
 mod tally;
+#[path = "faults/tls.rs"]
+mod tls;
 #[path = "faults/traps.rs"]
 mod traps;

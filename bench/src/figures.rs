@@ -132,7 +132,8 @@ impl Figure {
     pub fn noise(&self) -> Option<String> {
         let (low, high) = self.range();
         let spread = (high - low) / self.value().abs().max(f64::MIN_POSITIVE);
-        let rounds = (spread > ROUNDS_SPREAD_MAX).then(|| format!("rounds differ by {:.0} %", spread * 100.0));
+        let rounds =
+            (spread > ROUNDS_SPREAD_MAX).then(|| format!("rounds differ by {:.0} %", spread * 100.0));
         rounds.or_else(|| self.disturbance.complaint())
     }
 

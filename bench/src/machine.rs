@@ -122,7 +122,9 @@ impl Usage {
 fn ticks_of_ours() -> f64 {
     let mut processes = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         // The name, in parentheses, may hold anything.
         let Some((_, rest)) = stat.rsplit_once(") ") else { continue };

@@ -35,8 +35,7 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
     let view = server.view().await;
     let url = server.url();
     let socket = Path::new(url.strip_prefix("unix://").context("a unix socket")?);
-    let digest: String =
-        view.try_query(&["SCRIPT", "LOAD", SCRIPT]).await.map_err(anyhow::Error::msg)?;
+    let digest: String = view.try_query(&["SCRIPT", "LOAD", SCRIPT]).await.map_err(anyhow::Error::msg)?;
     let warm_up = benchmark(socket, &digest, pipeline, WARM_UP).await?;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of calls
     // A whole number of pipelines: `redis-benchmark` fills the last one up.
@@ -50,8 +49,7 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
 
 /// Every call was granted, nearly each to a user of its own: random numbers may meet.
 async fn check(view: &RedisView, calls: u64) -> anyhow::Result<()> {
-    let taken: u64 =
-        view.try_query(&["HGET", KEYS[2], "taken"]).await.map_err(anyhow::Error::msg)?;
+    let taken: u64 = view.try_query(&["HGET", KEYS[2], "taken"]).await.map_err(anyhow::Error::msg)?;
     let users: u64 = view.try_query(&["HLEN", KEYS[1]]).await.map_err(anyhow::Error::msg)?;
     ensure!(taken == calls, "baseline (a) granted {taken} of {calls} calls");
     ensure!(users * 1000 >= calls * 999, "baseline (a) had {users} users in {calls} calls");

@@ -75,10 +75,7 @@ impl Session {
     }
 
     /// Runs one measurement between two looks at the machine.
-    pub async fn measure<T>(
-        &mut self,
-        work: impl Future<Output = anyhow::Result<T>>,
-    ) -> anyhow::Result<T> {
+    pub async fn measure<T>(&mut self, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
         let before = machine::calibrate();
         let usage = Usage::now();
         let result = work.await?;

@@ -38,7 +38,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("CLAIMGATE_ADMIN_LISTEN: {}", config.admin_listen))?;
     let (mut embedded, redis_url) = redis(&config)?;
-    let archive = Archive::open(&config.database_url).await.context("opening the register")?;
+    let archive = Archive::open(&config.database_url)
+        .await
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?;
     let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, archive.clone(), config.outbox_max));
     let recovery = Arc::new(Recovery {
         ledger: Arc::clone(&ledger),
@@ -93,7 +95,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
 
 /// Waits for Redis, says what it does not promise if it is not ours, and reads the register.
 async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
-    wait_for(&app.ledger).await;
+    wait_for(&app.ledger, ours).await;
     if !ours {
         // It may be gone again before it was asked: then it is waited for again.
         let shortcomings = loop {
@@ -101,7 +103,7 @@ async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
                 Ok(found) => break found,
                 Err(_) => sleep(REDIS_POLL).await,
             }
-            wait_for(&app.ledger).await;
+            wait_for(&app.ledger, ours).await;
         };
         for shortcoming in shortcomings {
             tracing::warn!("not promised with this Redis: {shortcoming}");
@@ -141,12 +143,13 @@ fn redis(config: &Config) -> anyhow::Result<(Option<Embedded>, String)> {
 }
 
 /// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused.
-async fn wait_for(ledger: &Ledger) {
+async fn wait_for(ledger: &Ledger, ours: bool) {
+    let look_at = if ours { "redis/redis.log in the data folder" } else { "CLAIMGATE_REDIS_URL" };
     let started = Instant::now();
     let mut said = false;
     while let Err(error) = ledger.ping().await {
         if started.elapsed() > REDIS_PATIENCE && !said {
-            tracing::warn!(%error, "still waiting for Redis; see redis/redis.log in the data folder");
+            tracing::warn!(%error, "still waiting for Redis; see {look_at}");
             said = true;
         }
         sleep(REDIS_POLL).await;

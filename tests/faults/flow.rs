@@ -75,7 +75,8 @@ fn denied(seen: &Seen, code: &str, remaining: u64) {
     assert_eq!(*seen, expected);
 }
 
-async fn settle(core: &Core, id: &str, verb: &str) -> support::Reply {
+/// Confirms or returns a claim.
+pub async fn settle(core: &Core, id: &str, verb: &str) -> support::Reply {
     let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
     core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await
 }

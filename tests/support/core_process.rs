@@ -37,6 +37,13 @@ impl CoreOptions {
         core.ready().await;
         core
     }
+
+    /// Starts a core in a folder that the test has prepared, its data folder `data` in it, and waits until it is ready.
+    pub async fn start_in(self, folder: TempDir) -> Core {
+        let core = Core::launch_in(Arc::new(folder), self);
+        core.ready().await;
+        core
+    }
 }
 
 /// A running core. Its process ends, and its data folder goes, when this is dropped.

@@ -14,6 +14,7 @@
 pub mod ask;
 pub mod binary;
 pub mod browser;
+pub mod certificates;
 pub mod checker;
 pub mod core_process;
 pub mod edge;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tempfile::TempDir;
 
-use crate::process::{Process, Signal, command, runs, signal_pid};
+use crate::process::{Process, Signal, command, free_address, runs, signal_pid};
 use crate::wait::{SOON, eventually};
 
 /// Who may start a server when the tests run as root, which PostgreSQL refuses to be.
@@ -21,16 +21,21 @@ pub struct Postgres {
     process: Process,
     programs: PathBuf,
     folder: TempDir,
+    port: u16,
+    settings: Vec<(String, String)>,
 }
 
 impl Postgres {
     /// Starts one; `Err` says why this machine cannot.
     pub async fn start() -> Result<Self, String> {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with further settings (`("listen_addresses", "127.0.0.1")`); `Err` says why this machine cannot.
+    pub async fn start_with(settings: &[(&str, &str)]) -> Result<Self, String> {
         let programs = programs().ok_or("no initdb in /usr/lib/postgresql or on PATH")?;
         let folder = tempfile::Builder::new().prefix("cgp-").tempdir().map_err(|error| error.to_string())?;
-        if let Some((_, uid, gid)) = unprivileged()? {
-            chown(folder.path(), Some(uid), Some(gid)).map_err(|error| error.to_string())?;
-        }
+        hand_over(folder.path())?;
         let data = folder.path().join("data");
         let mut initdb = as_unprivileged(&programs.join("initdb"))?;
         initdb.args([
@@ -49,8 +54,11 @@ impl Postgres {
         if !made.status.success() {
             return Err(format!("initdb: {}", String::from_utf8_lossy(&made.stderr).trim()));
         }
-        let process = launch(&programs, folder.path())?;
-        let server = Self { process, programs, folder };
+        let settings: Vec<_> =
+            settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let port = free_address().port();
+        let process = launch(&programs, folder.path(), port, &settings)?;
+        let server = Self { process, programs, folder, port, settings };
         server.answers().await;
         Ok(server)
     }
@@ -61,13 +69,23 @@ impl Postgres {
         let create = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"));
         sqlx::query(create).execute(&pool).await.expect("CREATE DATABASE");
         pool.close().await;
-        format!("postgres://{OWNER}@localhost/{name}?host={}", self.folder.path().display())
+        format!("postgres://{OWNER}@localhost:{}/{name}?host={}", self.port, self.folder.path().display())
+    }
+
+    /// Where it listens on whatever `listen_addresses` names.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The folder of its programs.
+    pub fn programs(&self) -> &Path {
+        &self.programs
     }
 
     /// Connections to a database, made when needed.
     pub fn pool(&self, database: &str) -> PgPool {
         let options = PgConnectOptions::new_without_pgpass();
-        let options = options.socket(self.folder.path()).username(OWNER).database(database);
+        let options = options.socket(self.folder.path()).port(self.port).username(OWNER).database(database);
         PgPoolOptions::new().max_connections(4).connect_lazy_with(options)
     }
 
@@ -89,7 +107,8 @@ impl Postgres {
 
     /// The same cluster again, after [`Self::stop_immediately`]; waits until it answers.
     pub async fn start_again(&mut self) {
-        self.process = launch(&self.programs, self.folder.path()).expect("PostgreSQL has run before");
+        let launched = launch(&self.programs, self.folder.path(), self.port, &self.settings);
+        self.process = launched.expect("PostgreSQL has run before");
         self.answers().await;
     }
 
@@ -128,13 +147,26 @@ impl Drop for Postgres {
     }
 }
 
-fn launch(programs: &Path, folder: &Path) -> Result<Process, String> {
+/// Gives `path` to whoever the server runs as, who reads no key that is anybody else's.
+pub fn hand_over(path: &Path) -> Result<(), String> {
+    let Some((_, uid, gid)) = unprivileged()? else { return Ok(()) };
+    chown(path, Some(uid), Some(gid)).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn launch(
+    programs: &Path,
+    folder: &Path,
+    port: u16,
+    settings: &[(String, String)],
+) -> Result<Process, String> {
     let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"));
     let log = log.map_err(|error| error.to_string())?;
     let mut server = as_unprivileged(&programs.join("postgres"))?;
     server.arg("-D").arg(folder.join("data")).arg("-k").arg(folder).args(["-h", "", "-N", "40"]);
+    server.arg("-p").arg(port.to_string());
     // What a killed server has written is in the kernel's hands, which outlive it; only the power may not go out.
     server.args(["-c", "fsync=off", "-c", "shared_buffers=32MB"]).current_dir(folder);
+    server.args(settings.iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]));
     server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(Process::start(server))
 }

@@ -39,21 +39,6 @@ impl Event {
     pub fn claim_id(&self, campaign: &CampaignId) -> ClaimId {
         ClaimId { campaign: campaign.clone(), user: self.user.clone(), digest: self.claim.digest }
     }
-
-    /// Reads one event off the head of `bytes`, without the numbers that belong to its whole entry.
-    fn read(bytes: &mut &[u8], updated_at: Timestamp) -> Option<Self> {
-        let (length, rest) = bytes.split_first()?;
-        let (user, rest) = rest.split_at_checked(usize::from(*length))?;
-        let (record, rest) = rest.split_at_checked(Record::BYTES)?;
-        *bytes = rest;
-        Some(Self {
-            user: std::str::from_utf8(user).ok()?.parse().ok()?,
-            claim: Record::read(record)?,
-            updated_at,
-            total_then: None,
-            taken_after: None,
-        })
-    }
 }
 
 /// One script call's worth of events.
@@ -103,14 +88,27 @@ fn entry(item: &StreamId) -> Option<Entry> {
         _ => None,
     };
     let number = |name: &str| std::str::from_utf8(field(name)?).ok()?.parse().ok();
-    let (epoch, count, updated_at) = (number("epoch")?, number("count")?, timestamp(number("at")?)?);
-    let mut bytes = field("events")?;
-    let mut events = Vec::new();
-    while !bytes.is_empty() {
-        events.push(Event::read(&mut bytes, updated_at)?);
-    }
+    let (epoch, count, at) = (number("epoch")?, number("count")?, timestamp(number("at")?)?);
+    let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, at)?;
     guard(&mut events, number("total")?, number("taken")?)?;
     Some(Entry { id: item.id.clone(), epoch, count, events })
+}
+
+/// The events of an entry: users with a blank between them, and beside them as many claims.
+fn events(users: &str, claims: &[u8], updated_at: Timestamp) -> Option<Vec<Event>> {
+    let (claims, []) = claims.as_chunks::<{ Record::BYTES }>() else { return None };
+    let mut users = users.split(' ');
+    let events = claims.iter().map(|claim| {
+        Some(Event {
+            user: users.next()?.parse().ok()?,
+            claim: Record::read(claim)?,
+            updated_at,
+            total_then: None,
+            taken_after: None,
+        })
+    });
+    let events = events.collect::<Option<Vec<_>>>()?;
+    users.next().is_none().then_some(events)
 }
 
 /// Gives each grant the total it was decided by, and what was taken after it: from `taken`, what is taken after all of
@@ -248,11 +246,9 @@ mod tests {
 
     use super::*;
 
-    fn bytes(user: &str, status: u8, revision: u8, quantity: u8) -> Vec<u8> {
-        let mut bytes = vec![u8::try_from(user.len()).unwrap()];
-        bytes.extend_from_slice(user.as_bytes());
-        bytes.extend_from_slice(&[7; 16]);
-        bytes.extend_from_slice(&[status, revision, 0, 0, 0, quantity, 0, 0, 0, 0, 17]);
+    fn claim(status: u8, revision: u8, quantity: u8) -> Vec<u8> {
+        let mut bytes = vec![7; 16];
+        bytes.extend_from_slice(&[0, 0, 0, 0, 17, 0, 0, 0, quantity, status, revision]);
         bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
         bytes.extend_from_slice(&[0; 6]);
         bytes.extend_from_slice(&[0, 0x4d, 0]);
@@ -265,34 +261,40 @@ mod tests {
 
     #[test]
     fn an_event_reads_as_the_script_packs_it() {
-        let event = Event::read(&mut bytes("alice", 1, 1, 2).as_slice(), at()).unwrap();
+        let event = events("alice", &claim(1, 1, 2), at()).unwrap().remove(0);
         assert_eq!((event.user.as_str(), event.claim.quantity, event.claim.sequence), ("alice", 2, 17));
         assert_eq!((event.claim.status, event.claim.day), (ClaimStatus::Granted, 0x4d00));
     }
 
     #[test]
+    fn users_and_claims_stand_side_by_side() {
+        let two = [claim(1, 1, 2), claim(1, 1, 3)].concat();
+        assert_eq!(events("a b", &two, at()).unwrap().len(), 2);
+        for users in ["", "a", "a b c", "a  b", "a b "] {
+            assert!(events(users, &two, at()).is_none(), "{users:?}");
+        }
+    }
+
+    #[test]
     fn what_was_taken_after_each_grant_is_told_from_the_end() {
-        let script =
-            [bytes("a", 4, 2, 5), bytes("b", 1, 1, 2), bytes("c", 3, 2, 1), bytes("d", 2, 1, 3)].concat();
-        let mut rest = script.as_slice();
-        let mut events: Vec<_> = (0..4).map(|_| Event::read(&mut rest, at()).unwrap()).collect();
+        let claims = [claim(4, 2, 5), claim(1, 1, 2), claim(3, 2, 1), claim(2, 1, 3)].concat();
+        let mut events = events("a b c d", &claims, at()).unwrap();
         guard(&mut events, 100, 34).unwrap();
         let guards: Vec<_> = events.iter().map(|event| (event.total_then, event.taken_after)).collect();
+        // The return between the two grants gave one unit back.
         assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
         assert!(guard(&mut events, 100, 2).is_none(), "more was granted than is taken");
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_reading_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Event::read(&mut bytes.as_slice(), at());
+        fn no_bytes_make_reading_panic(users in ".{0,50}", claims in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = events(&users, &claims, at());
         }
 
         #[test]
-        fn a_cut_event_is_no_event(cut in 0_usize..48) {
-            let bytes = bytes("alice", 1, 1, 2);
-            prop_assume!(cut < bytes.len());
-            prop_assert!(Event::read(&mut &bytes[..cut], at()).is_none());
+        fn a_cut_event_is_no_event(cut in 1_usize..42) {
+            prop_assert!(events("alice", &claim(1, 1, 2)[..cut], at()).is_none());
         }
     }
 }

@@ -32,7 +32,8 @@ pub(super) struct Link {
 #[derive(Debug, Default)]
 struct State {
     session: Option<Session>,
-    failed_at: Option<Instant>,
+    /// When the last attempt to connect failed, and why.
+    failed: Option<(Instant, RedisError)>,
     generation: u64,
 }
 
@@ -47,19 +48,21 @@ impl Link {
         if let Some(session) = &state.session {
             return Ok(session.clone());
         }
-        if state.failed_at.is_some_and(|at| at.elapsed() < CONNECT_PAUSE) {
-            return Err((ErrorKind::Io, "cannot connect").into());
+        if let Some((at, error)) = &state.failed
+            && at.elapsed() < CONNECT_PAUSE
+        {
+            return Err(error.clone());
         }
         match self.connect_to_primary().await {
             Ok((connection, lineage)) => {
                 state.generation += 1;
-                state.failed_at = None;
+                state.failed = None;
                 let session = Session { connection, generation: state.generation, lineage };
                 state.session = Some(session.clone());
                 Ok(session)
             }
             Err(error) => {
-                state.failed_at = Some(Instant::now());
+                state.failed = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }

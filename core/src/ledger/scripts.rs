@@ -87,9 +87,9 @@ impl Record {
     /// Writes the record as the scripts do.
     pub fn write(&self, into: &mut Vec<u8>) {
         into.extend_from_slice(&self.digest);
-        into.extend_from_slice(&[status_number(self.status), self.revision]);
-        into.extend_from_slice(&self.quantity.to_be_bytes());
         put_be(into, self.sequence, 5);
+        into.extend_from_slice(&self.quantity.to_be_bytes());
+        into.extend_from_slice(&[status_number(self.status), self.revision]);
         put_be(into, ms(self.claimed_at), 6);
         put_be(into, self.expires_at.map_or(0, ms), 6);
         put_be(into, u64::from(self.day), 3);
@@ -103,10 +103,10 @@ impl Record {
         let bytes = bytes.get(..Self::BYTES)?;
         Some(Self {
             digest: bytes[..16].try_into().ok()?,
-            status: status(bytes[16])?,
-            revision: bytes[17],
-            quantity: u32::try_from(be_int(&bytes[18..22])).ok()?,
-            sequence: be_int(&bytes[22..27]),
+            sequence: be_int(&bytes[16..21]),
+            quantity: u32::try_from(be_int(&bytes[21..25])).ok()?,
+            status: status(bytes[25])?,
+            revision: bytes[26],
             claimed_at: timestamp(be_int(&bytes[27..33]))?,
             expires_at: optional_timestamp(be_int(&bytes[33..39])),
             day: u32::try_from(be_int(&bytes[39..42])).ok()?,

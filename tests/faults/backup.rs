@@ -1,0 +1,249 @@
+//! Backup and restore by the very commands of README's operating notes: taken while claims go on, restored where nothing
+//! is left.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+use support::ask::campaign;
+use support::checker::{Checker, Expect, Limits, Promise};
+use support::postgres::Postgres;
+use support::process::{command, free_address};
+use support::sql::Sql;
+use support::storm::{Seen, Wish, wishes};
+use support::{Core, CoreOptions, RedisServer, SOON, eventually};
+use tempfile::TempDir;
+
+use crate::flow::settle;
+use crate::stage::Stage;
+use crate::tally::Row;
+
+const READMES: [&str; 2] = [include_str!("../../README.md"), include_str!("../../README.zh-CN.md")];
+/// What core has generated once, and the edge and users hold against it.
+const SECRETS: &str = "cp data/admin.token data/edge.key data/user-jwt.key";
+const FROM_SQLITE: &str = "sqlite3 data/claimgate.sqlite \".backup backup.sqlite\"";
+const TO_SQLITE: [&str; 2] =
+    ["rm -rf data/redis data/claimgate.sqlite*", "cp backup.sqlite data/claimgate.sqlite"];
+const FROM_POSTGRES: &str = "pg_dump --format=custom --file=backup.dump \"$CLAIMGATE_DATABASE_URL\"";
+const TO_POSTGRES: &str = "pg_restore --no-owner --dbname=\"$CLAIMGATE_DATABASE_URL\" backup.dump";
+const EMPTY_REDIS: &str = "redis-cli -u \"$CLAIMGATE_REDIS_URL\" --scan --pattern 'cg:*' | \
+                           xargs -r redis-cli -u \"$CLAIMGATE_REDIS_URL\" unlink";
+
+const LIMITS: Limits = Limits { total: Some(300), per_user: Some(2), per_user_per_day: None };
+
+/// A shell beside a data folder.
+struct Shell {
+    folder: PathBuf,
+    environment: Vec<(&'static str, String)>,
+}
+
+impl Shell {
+    fn beside(data: &Path) -> Self {
+        Self { folder: data.parent().expect("a folder").to_owned(), environment: vec![] }
+    }
+
+    fn with(mut self, variable: &'static str, value: impl Into<String>) -> Self {
+        self.environment.push((variable, value.into()));
+        self
+    }
+
+    /// `Err` names the first of `programs` that is not there.
+    async fn has(&self, programs: &[&str]) -> Result<(), String> {
+        for program in programs {
+            self.try_run(&format!("command -v {program}")).await.map_err(|_| format!("no {program}"))?;
+        }
+        Ok(())
+    }
+
+    /// Runs what README says, with what a test has to add.
+    async fn run(&self, written: &str, added: &str) {
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let said = READMES.iter().all(|text| words(text).contains(&words(written)));
+        assert!(said, "README does not say: {written}");
+        let done = self.try_run(&format!("{written} {added}")).await;
+        done.unwrap_or_else(|error| panic!("{written}: {error}"));
+    }
+
+    /// A folder to restore into, as far away as another machine: all that is there is `backup` and the secrets.
+    async fn carry(&self, backup: &str) -> TempDir {
+        let folder = tempfile::Builder::new().prefix("cgb-").tempdir().expect("a temporary folder");
+        std::fs::create_dir(folder.path().join("data")).expect("a data folder");
+        self.run(SECRETS, &format!("{}/data", folder.path().display())).await;
+        std::fs::copy(self.folder.join(backup), folder.path().join(backup)).expect("the backup");
+        folder
+    }
+
+    async fn try_run(&self, script: &str) -> Result<(), String> {
+        let mut shell = command(Path::new("sh"));
+        shell.args(["-ec", script]).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        shell.current_dir(&self.folder).stdin(Stdio::null());
+        let done = tokio::task::spawn_blocking(move || shell.output()).await.unwrap().unwrap();
+        if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned()) }
+    }
+}
+
+/// What callers know before all is lost.
+struct Before {
+    checker: Checker,
+    /// What they were told of claims that SQL had heard of when the backup was begun.
+    told: Vec<(Wish, Seen)>,
+    /// A claim acknowledged after the backup.
+    younger: String,
+    admin: String,
+}
+
+impl Before {
+    /// Claims of every kind; then `backup`, while claims go on; then one more.
+    async fn then(stage: &Stage, backup: impl Future<Output = ()>) -> Self {
+        let mut body = campaign("demo", LIMITS.json());
+        body["hold_seconds"] = json!(3600);
+        stage.core.create_with(body).await;
+        let checker = Checker::new("demo", LIMITS);
+        checker.win(&stage.core, 0..20).await;
+        for user in ["u0", "u1", "u2"] {
+            checker.claim(&stage.core, user, "k2").await;
+        }
+        let told = checker.seen().into_iter().collect();
+        let mut before = Self { checker, told, younger: String::new(), admin: stage.core.admin_token() };
+        settle(&stage.core, before.id_of("u0"), "confirm").await.expect(200);
+        settle(&stage.core, before.id_of("u1"), "return").await.expect(200);
+        before.checker.ended(before.id_of("u1"));
+        stage.drained("demo").await;
+        before.meanwhile(&stage.core, backup).await;
+        let younger = before.checker.claim(&stage.core, "younger", "k").await;
+        let Seen::Claimed { id, .. } = younger else { panic!("{younger:?}") };
+        before.younger = id;
+        before
+    }
+
+    async fn meanwhile(&self, core: &Core, backup: impl Future<Output = ()>) {
+        let over = AtomicBool::new(false);
+        let claims = async {
+            // As many as leave something for afterwards.
+            for user in 0..200 {
+                if !over.load(Ordering::Relaxed) {
+                    self.checker.claim(core, &format!("meanwhile-{user}"), "k").await;
+                }
+            }
+        };
+        let backup = async {
+            backup.await;
+            over.store(true, Ordering::Relaxed);
+        };
+        tokio::join!(claims, backup);
+    }
+
+    /// The claim of `user` by the key `k`.
+    fn id_of(&self, user: &str) -> &str {
+        match self.told.iter().find(|(wish, _)| wish.user == user && wish.key == "k") {
+            Some((_, Seen::Claimed { id, .. })) => id,
+            other => panic!("{user} has no claim: {other:?}"),
+        }
+    }
+
+    /// All that the backup has is there and counts; what is younger is gone, and nothing is given twice.
+    async fn judge(self, row: Row, stage: Stage) {
+        let (core, checker) = (&stage.core, &self.checker);
+        assert_eq!(core.admin_token(), self.admin);
+        self.replays_meet_their_claims(core).await;
+        core.look_up(&self.younger).await.refused(404, "claim_not_found");
+        let at_limit = Seen::Denied { code: "user_limit_reached".to_owned(), remaining: Some(0) };
+        for user in ["u0", "u2"] {
+            assert_eq!(checker.claim(core, user, "k3").await, at_limit, "{user} has two");
+        }
+        let room = checker.claim(core, "u1", "k3").await;
+        assert!(matches!(room, Seen::Claimed { replayed: false, .. }), "u1 had given one back: {room:?}");
+        assert_eq!(checker.claim(core, "u1", "k4").await, at_limit);
+        // Confirmed before, held until now, returned before.
+        settle(core, self.id_of("u0"), "confirm").await.expect(200);
+        settle(core, self.id_of("u3"), "confirm").await.expect(200);
+        settle(core, self.id_of("u1"), "confirm").await.refused(409, "claim_returned");
+        checker.storm(core.client(), || core.url("/internal/v1/claims"), &wishes(400, 1), 64).await;
+        stage.drained("demo").await;
+        let rows = stage.sql.claims("demo").await;
+        let standing: u64 = rows.iter().filter(|row| row.stands()).map(|row| row.quantity).sum();
+        assert_eq!(Some(standing), LIMITS.total, "exactly what there is");
+        stage.judge(row, checker, Expect { promise: Promise::Persisted, differences: &[] }).await;
+    }
+
+    async fn replays_meet_their_claims(&self, core: &Core) {
+        let url = core.url("/internal/v1/claims");
+        for (wish, told) in &self.told {
+            // Not ready while the campaign is being loaded.
+            let seen = eventually(SOON, || async {
+                let seen = self.checker.ask(core.client(), &url, wish).await;
+                if seen == Seen::Unknown { Err(core.log()) } else { Ok(seen) }
+            })
+            .await;
+            let (
+                Seen::Claimed { id, sequence, replayed: true, .. },
+                Seen::Claimed { id: known, sequence: place, .. },
+            ) = (&seen, told)
+            else {
+                panic!("{wish:?} was told {told:?}, and now {seen:?}");
+            };
+            assert_eq!((id, sequence), (known, place), "{wish:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite() {
+    let row = Row::begin("backup: SQLite, embedded Redis");
+    let mut stage = Stage::embedded().await;
+    let there = Shell::beside(&stage.core.data_dir());
+    if let Err(why) = there.has(&["sqlite3"]).await {
+        return row.skip(&why);
+    }
+    let before = Before::then(&stage, there.run(FROM_SQLITE, "")).await;
+    let folder = there.carry("backup.sqlite").await;
+    row.kill();
+    stage.core.kill();
+    let here = Shell::beside(&folder.path().join("data"));
+    for written in TO_SQLITE {
+        here.run(written, "").await;
+    }
+    stage.core = CoreOptions::default().start_in(folder).await;
+    stage.sql = Sql::in_folder(&stage.core.data_dir());
+    before.judge(row, stage).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres() {
+    let row = Row::begin("backup: PostgreSQL, external Redis");
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let address = free_address();
+    let port = address.port().to_string();
+    let server = RedisServer::start_with(&[("bind", &address.ip().to_string()), ("port", &port)], &[]).await;
+    let redis = format!("redis://{address}");
+    let urls = [postgres.database("register").await, postgres.database("restored").await];
+    let [options, restored] = urls.each_ref().map(|url| {
+        CoreOptions::default().with("CLAIMGATE_REDIS_URL", &redis).with("CLAIMGATE_DATABASE_URL", url)
+    });
+    let programs = format!("{}:{}", postgres.programs().display(), std::env::var("PATH").unwrap_or_default());
+    let shell = |data: &Path, url: &str| {
+        let shell = Shell::beside(data).with("PATH", &programs).with("CLAIMGATE_REDIS_URL", &redis);
+        shell.with("CLAIMGATE_DATABASE_URL", url)
+    };
+    let mut stage = Stage::embedded_with(options).await;
+    (stage.server, stage.postgres, stage.sql) = (Some(server), Some(postgres), Sql::open(&urls[0]));
+    let there = shell(&stage.core.data_dir(), &urls[0]);
+    if let Err(why) = there.has(&["pg_dump", "pg_restore", "redis-cli"]).await {
+        return row.skip(&why);
+    }
+    let before = Before::then(&stage, there.run(FROM_POSTGRES, "")).await;
+    let folder = there.carry("backup.dump").await;
+    row.kill();
+    stage.core.kill();
+    let here = shell(&folder.path().join("data"), &urls[1]);
+    here.run(EMPTY_REDIS, "").await;
+    assert_eq!(stage.redis().await.query::<u64>(&["DBSIZE"]).await, 0, "keys are left");
+    here.run(TO_POSTGRES, "").await;
+    stage.core = restored.start_in(folder).await;
+    stage.sql = Sql::open(&urls[1]);
+    before.judge(row, stage).await;
+}

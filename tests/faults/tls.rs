@@ -1,0 +1,217 @@
+//! Redis and PostgreSQL behind TLS: core speaks to who can prove to be them, and to nobody else.
+
+use support::certificates::Certificates;
+use support::checker::{Checker, Expect};
+use support::postgres::Postgres;
+use support::process::free_address;
+use support::sql::Sql;
+use support::storm::Seen;
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually};
+
+use crate::stage::{ROOMY, Stage};
+use crate::tally::Row;
+
+/// Full of what an address has to escape.
+const PASSWORD: &str = "no:log/may@have+this";
+const PASSWORD_IN_URL: &str = "no%3Alog%2Fmay%40have%2Bthis";
+
+/// A core on a Redis behind TLS.
+async fn behind_tls(certificates: &Certificates) -> Stage {
+    let address = free_address();
+    let server = certificates.redis(address, PASSWORD).await;
+    let options = talkative()
+        .with("SSL_CERT_FILE", certificates.file("trusted.pem"))
+        .with("CLAIMGATE_REDIS_URL", format!("rediss://core:{PASSWORD_IN_URL}@{address}"));
+    let mut stage = Stage::embedded_with(options).await;
+    stage.server = Some(server);
+    stage
+}
+
+/// Even such a log keeps the password.
+fn talkative() -> CoreOptions {
+    CoreOptions::default().with("RUST_LOG", "debug")
+}
+
+fn keeps_the_password(core: &Core) {
+    for password in [PASSWORD, PASSWORD_IN_URL] {
+        assert!(!core.log().contains(password), "the log has the password:\n{}", core.log());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_behind_tls() {
+    let row = Row::begin("TLS: Redis, restarted");
+    let certificates = match Certificates::make() {
+        Ok(certificates) => certificates,
+        Err(why) => return row.skip(&why),
+    };
+    let mut stage = behind_tls(&certificates).await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..20).await;
+    let clients: String = stage.redis().await.query(&["CLIENT", "LIST"]).await;
+    assert!(clients.contains("user=core"), "there is no other way in than TLS: {clients}");
+    for round in 1..=3 {
+        row.kill();
+        stage.server().kill_and_restart().await;
+        eventually(SOON, || async {
+            let seen = checker.claim(&stage.core, &format!("after-{round}"), "k").await;
+            holds(seen != Seen::Unknown, || stage.core.log())
+        })
+        .await;
+        checker.win(&stage.core, round * 20..round * 20 + 20).await;
+    }
+    keeps_the_password(&stage.core);
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+/// What makes a server one that core must not believe.
+#[derive(Debug, Clone, Copy)]
+enum Impostor {
+    /// Its certificate was given by an authority that core does not know.
+    Stranger,
+    /// Its certificate was given, by core's own authority, to another name.
+    Other,
+}
+
+impl Impostor {
+    const ALL: [Self; 2] = [Self::Stranger, Self::Other];
+
+    /// From the next start of the server, and of core, on.
+    fn appear(self, certificates: &Certificates) {
+        let other_names = "DNS:elsewhere.example,IP:127.0.0.99";
+        match self {
+            Self::Stranger => certificates.trust("other"),
+            Self::Other => certificates.certify(other_names).expect("a certificate"),
+        }
+    }
+
+    fn vanish(certificates: &Certificates) {
+        certificates.trust("ours");
+        certificates.certify(&Certificates::own_names()).expect("a certificate");
+    }
+
+    /// What the library says of it.
+    fn is_called(self) -> &'static str {
+        match self {
+            Self::Stranger => "invalid peer certificate: UnknownIssuer",
+            Self::Other => "invalid peer certificate: certificate not valid for name",
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_that_proves_nothing() {
+    let row = Row::begin("TLS: a Redis whose certificate or password is not right");
+    let certificates = match Certificates::make() {
+        Ok(certificates) => certificates,
+        Err(why) => return row.skip(&why),
+    };
+    let mut stage = behind_tls(&certificates).await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..20).await;
+    stage.drained("demo").await;
+    for (at, impostor) in Impostor::ALL.into_iter().enumerate() {
+        stage.core.stop().await;
+        row.fault();
+        impostor.appear(&certificates);
+        stage.server().kill_and_restart().await;
+        stage.core = stage.core.launch_again();
+        grants_nothing(&stage, &checker, at + 1).await;
+        Impostor::vanish(&certificates);
+    }
+    // With the right certificate, but without what core's password opens.
+    stage.core.stop().await;
+    row.fault();
+    stage.server().kill_and_restart().await;
+    let redis = stage.redis().await;
+    redis.query::<()>(&["ACL", "SETUSER", "core", "resetpass", ">another"]).await;
+    stage.core = stage.core.launch_again();
+    grants_nothing(&stage, &checker, 3).await;
+    redis.query::<()>(&["ACL", "SETUSER", "core", &format!(">{PASSWORD}")]).await;
+    stage.core.ready().await;
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+/// Core is alive, says that it waits, for the `times`th time in its log, and no claim comes of it.
+async fn grants_nothing(stage: &Stage, checker: &Checker, times: usize) {
+    let (core, redis) = (&stage.core, stage.redis().await);
+    let before = (redis.counter("demo", "taken").await, stage.sql.claims("demo").await);
+    eventually(SOON, || async {
+        let log = core.log();
+        holds(log.matches("still waiting for Redis").count() == times, || log.clone())
+    })
+    .await;
+    assert_eq!(core.get("/readyz").await.status, 503);
+    for user in 0..5 {
+        assert_eq!(checker.claim(core, &format!("refused-{user}"), "k").await, Seen::Unknown);
+        let replay = core.claim("demo", "u0", "k").await;
+        replay.refused(503, "unavailable");
+    }
+    assert_eq!((redis.counter("demo", "taken").await, stage.sql.claims("demo").await), before);
+    keeps_the_password(core);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_behind_tls() {
+    let row = Row::begin("TLS: PostgreSQL, restarted, and with a certificate that is not right");
+    let (certificates, mut stage) = match on_postgres().await {
+        Ok(made) => made,
+        Err(why) => return row.skip(&why),
+    };
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..20).await;
+    stage.drained("demo").await;
+    assert_eq!(stage.sql.claims("demo").await.len(), 20);
+    let (open, by_tls) = connections(stage.postgres()).await;
+    assert!(open > 0 && open == by_tls, "{by_tls} of {open} connections by TLS");
+    row.kill();
+    stage.postgres().stop_immediately().await;
+    checker.win(&stage.core, 20..40).await;
+    stage.postgres().start_again().await;
+    stage.drained("demo").await;
+    for impostor in Impostor::ALL {
+        stage.core.stop().await;
+        row.fault();
+        impostor.appear(&certificates);
+        stage.postgres().stop_immediately().await;
+        stage.postgres().start_again().await;
+        let mut core = stage.core.launch_again();
+        let ended = core.process().wait(SOON).await;
+        let log = core.log();
+        let last = log.lines().last().unwrap_or_default();
+        assert!(
+            !ended.success() && last.contains("opening the register") && last.contains(impostor.is_called()),
+            "{ended}: {log}"
+        );
+        core.try_claim("demo", "refused", "k", 1).await.expect_err("a core that has ended");
+        keeps_the_password(&core);
+        Impostor::vanish(&certificates);
+        stage.postgres().stop_immediately().await;
+        stage.postgres().start_again().await;
+        stage.core = stage.core.restart().await;
+    }
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+/// A core on a PostgreSQL behind TLS.
+async fn on_postgres() -> Result<(Certificates, Stage), String> {
+    let certificates = Certificates::make()?;
+    let postgres = certificates.postgres().await?;
+    // The test itself looks past core, by the socket.
+    let sql = Sql::open(&postgres.database("register").await);
+    let address = format!("claimgate:{PASSWORD_IN_URL}@{}:{}", free_address().ip(), postgres.port());
+    let trusted = certificates.file("trusted.pem");
+    let url = format!("postgres://{address}/register?sslmode=verify-full&sslrootcert={trusted}");
+    let mut stage = Stage::embedded_with(talkative().with("CLAIMGATE_DATABASE_URL", url)).await;
+    stage.sql = sql;
+    stage.postgres = Some(postgres);
+    Ok((certificates, stage))
+}
+
+/// How many come over the network, and how many of them by TLS.
+async fn connections(postgres: &Postgres) -> (i64, i64) {
+    let query = "SELECT count(*), count(*) FILTER (WHERE ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
+                 WHERE client_addr IS NOT NULL";
+    sqlx::query_as(query).fetch_one(&postgres.pool("register")).await.expect("connections")
+}

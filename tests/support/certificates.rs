@@ -1,0 +1,98 @@
+//! Servers behind TLS: a throw-away authority, and what they show for themselves.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::RedisServer;
+use crate::postgres::{Postgres, hand_over};
+use crate::process::free_address;
+
+/// A throw-away authority, the certificate that it gave to the servers, another authority, and `trusted.pem`, a copy
+/// of the one that core is told to trust.
+#[derive(Debug)]
+pub struct Certificates {
+    folder: TempDir,
+}
+
+impl Certificates {
+    /// `Err` where there is no `openssl`.
+    pub fn make() -> Result<Self, String> {
+        let folder = tempfile::Builder::new().prefix("cgt-").tempdir().map_err(|error| error.to_string())?;
+        let made = Self { folder };
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc";
+        for authority in ["ours", "other"] {
+            let files = format!("-keyout {authority}.key -out {authority}.pem");
+            made.openssl(&format!("req -x509 {key} -subj /CN={authority} -days 2 {files}"))?;
+        }
+        made.openssl(&format!("req -new {key} -subj /CN=server -keyout server.key -out server.csr"))?;
+        made.certify(&Self::own_names())?;
+        made.trust("ours");
+        // For PostgreSQL; root, as which Redis may run here, reads them all the same.
+        for file in ["", "server.key"] {
+            hand_over(&made.folder.path().join(file))?;
+        }
+        Ok(made)
+    }
+
+    /// The names that are right: tests listen on addresses of their own.
+    pub fn own_names() -> String {
+        format!("IP:{},IP:127.0.0.1,DNS:localhost", free_address().ip())
+    }
+
+    /// The servers' certificate names `names` from their next start on.
+    pub fn certify(&self, names: &str) -> Result<(), String> {
+        let extensions = self.folder.path().join("names");
+        fs::write(extensions, format!("subjectAltName={names}")).map_err(|error| error.to_string())?;
+        let by = "-CA ours.pem -CAkey ours.key -CAcreateserial";
+        self.openssl(&format!("x509 -req -in server.csr {by} -days 2 -extfile names -out server.pem"))
+    }
+
+    /// Core trusts `authority` from its next connection on.
+    pub fn trust(&self, authority: &str) {
+        fs::copy(self.file(&format!("{authority}.pem")), self.file("trusted.pem")).expect("a copy");
+    }
+
+    /// The path of one of its files.
+    pub fn file(&self, name: &str) -> String {
+        self.folder.path().join(name).display().to_string()
+    }
+
+    fn openssl(&self, arguments: &str) -> Result<(), String> {
+        let arguments = arguments.split_whitespace();
+        let done = Command::new("openssl").args(arguments).current_dir(self.folder.path()).output();
+        let done = done.map_err(|error| format!("openssl: {error}"))?;
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "openssl: {said}");
+        Ok(())
+    }
+
+    /// A Redis that listens on `address` by TLS alone, for `core` with its `password`, who may what core's own Redis
+    /// allows. The test looks past core, by the socket, as the default user.
+    pub async fn redis(&self, address: SocketAddr, password: &str) -> RedisServer {
+        let core = format!("on >{password} ~cg:* &* +@all -@dangerous -@admin +info +config|get");
+        let accounts = format!("user default on nopass ~* &* +@all\nuser core {core}\n");
+        fs::write(self.file("accounts"), accounts).expect("the accounts");
+        let settings = [
+            ("bind", address.ip().to_string()),
+            ("tls-port", address.port().to_string()),
+            ("tls-cert-file", self.file("server.pem")),
+            ("tls-key-file", self.file("server.key")),
+            ("tls-ca-cert-file", self.file("ours.pem")),
+            ("tls-auth-clients", "no".to_owned()),
+            ("aclfile", self.file("accounts")),
+        ];
+        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        RedisServer::start_with(&settings, &[]).await
+    }
+
+    /// A PostgreSQL that speaks TLS on this process' own address.
+    pub async fn postgres(&self) -> Result<Postgres, String> {
+        let (ip, certificate, key) =
+            (free_address().ip().to_string(), self.file("server.pem"), self.file("server.key"));
+        let files = [("ssl_cert_file", certificate.as_str()), ("ssl_key_file", key.as_str())];
+        Postgres::start_with(&[("ssl", "on"), ("listen_addresses", &ip), files[0], files[1]]).await
+    }
+}
