@@ -46,6 +46,11 @@ pub async fn used_memory_bytes(view: &RedisView) -> anyhow::Result<f64> {
     field(&info(view, "memory").await?, "used_memory")
 }
 
+/// Whether a child of Redis is rewriting the append-only file: pages it shares are copied meanwhile.
+pub async fn is_rewriting(view: &RedisView) -> anyhow::Result<bool> {
+    Ok(field(&info(view, "persistence").await?, "aof_rewrite_in_progress")? > 0.0)
+}
+
 async fn info(view: &RedisView, section: &str) -> anyhow::Result<String> {
     view.try_query(&["INFO", section]).await.map_err(anyhow::Error::msg)
 }
