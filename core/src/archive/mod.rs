@@ -1,6 +1,6 @@
 //! The only way to SQL: campaigns, claims, and who changed what. SQLite or PostgreSQL, by the address's scheme.
 //!
-//! Both understand the same statements, so there is one text of each. Every transaction that writes begins with a
+//! Both understand the same statements but for one word, so there is one text of each. Every transaction that writes begins with a
 //! write: in SQLite that takes the one writer's place at once, in PostgreSQL it locks the campaign's row.
 
 mod campaigns;
@@ -26,6 +26,8 @@ static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
 #[derive(Debug, Clone)]
 pub struct Archive {
     pool: AnyPool,
+    /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
+    rows_of_json: &'static str,
 }
 
 /// Why SQL did not answer.
@@ -58,7 +60,9 @@ impl Archive {
             .connect(url)
             .await?;
         MIGRATIONS.run(&pool).await?;
-        Ok(Self { pool })
+        let sqlite = url.starts_with("sqlite:");
+        let rows_of_json = if sqlite { "json_each($1)" } else { "jsonb_array_elements(CAST($1 AS JSONB))" };
+        Ok(Self { pool, rows_of_json })
     }
 
     /// Whether SQL answers.
