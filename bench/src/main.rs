@@ -6,7 +6,10 @@
 // Counts become figures for people.
 #![allow(clippy::cast_precision_loss)]
 
+mod answer;
+mod bare;
 mod checks;
+mod client;
 mod engine;
 mod figures;
 mod groups;
@@ -16,15 +19,17 @@ mod metrics;
 mod plain;
 mod redis;
 mod report;
+mod server;
 mod session;
 mod users;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -36,8 +41,10 @@ const TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Measures claimgate and its baselines side by side
 #[derive(Debug, Parser)]
-#[command(name = "bench", after_help = after_help())]
+#[command(name = "bench", after_help = after_help(), args_conflicts_with_subcommands = true)]
 struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Rounds of every measurement; figures are their medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -55,6 +62,17 @@ struct Cli {
     out: PathBuf,
 }
 
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Be baseline (b): serve the bare route until killed
+    #[command(hide = true)]
+    Bare {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+}
+
 fn after_help() -> String {
     let groups: Vec<_> = GROUPS.iter().map(|group| format!("  {:<9} {}", group.name, group.about)).collect();
     format!("Groups:\n{}", groups.join("\n"))
@@ -66,7 +84,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    let result = runtime.block_on(run_or_stop(cli));
+    let result = match cli.command {
+        Some(Command::Bare { listen }) => runtime.block_on(bare::listen(listen)),
+        None => runtime.block_on(run_or_stop(cli)),
+    };
     // A load that still runs must not keep the process.
     runtime.shutdown_background();
     match result {

@@ -1,6 +1,7 @@
 //! What can be measured, one module a group.
 
 mod gate;
+mod http;
 
 use std::pin::Pin;
 
@@ -24,7 +25,7 @@ pub struct Group {
 }
 
 /// All groups, in the order in which they are measured.
-pub const GROUPS: &[Group] = &[gate::GROUP];
+pub const GROUPS: &[Group] = &[gate::GROUP, http::GROUP];
 
 impl Group {
     /// Whether `--only text` means this group: by its name, or by a part of a figure's.

@@ -1,0 +1,265 @@
+//! The HTTP load: a client that spends as little of the machine as it can.
+//!
+//! One thread, one epoll, keep-alive connections. A request is a text of fixed length in which two UUIDs, the user
+//! and the key, are written over; of an answer the status and the length are read.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use hdrhistogram::Histogram;
+use rustix::event::{Timespec, epoll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+use support::core_process::API_TOKEN;
+
+use crate::answer::{self, Answer};
+use crate::users::{UUID_CHARS, Uuids};
+
+/// The longest that any answer may take; a server that takes longer has failed.
+const ANSWER_WAIT: Duration = Duration::from_secs(10);
+const ANSWER_BYTES_MAX: usize = 8192;
+const EVENTS_MAX: usize = 256;
+/// Latencies are told apart to three digits, up to a minute.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// What the timer's events say instead of a connection's number.
+const TIMER: u64 = u64::MAX;
+
+/// A load to be made.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// Who answers.
+    pub address: SocketAddr,
+    /// Connections.
+    pub connections: usize,
+    /// What is claimed from.
+    pub campaign: String,
+    /// Of the users and keys.
+    pub seed: u64,
+    /// When requests are made.
+    pub pace: Pace,
+}
+
+/// When requests are made.
+#[derive(Debug, Clone, Copy)]
+pub enum Pace {
+    /// A new one on each answer, for so long.
+    Closed(Duration),
+    /// A new one on each answer, so many.
+    Count(u64),
+    /// At a constant rate a second for so long, whatever the answers do. Latency counts from the moment at which a
+    /// request was due, also when no connection was free then.
+    Open(f64, Duration),
+}
+
+/// What came of a load.
+#[derive(Debug)]
+pub struct Tally {
+    /// Answers by their status.
+    pub statuses: BTreeMap<u16, u64>,
+    /// Answers that said `sold_out`.
+    pub sold_out: u64,
+    /// Answers within the time of the load.
+    pub in_time: u64,
+    /// The time of the load, in seconds.
+    pub seconds: f64,
+    /// In nanoseconds.
+    pub latency: Histogram<u64>,
+}
+
+impl Tally {
+    fn new() -> anyhow::Result<Self> {
+        let latency = Histogram::new_with_max(LATENCY_NS_MAX, 3)?;
+        Ok(Self { statuses: BTreeMap::new(), sold_out: 0, in_time: 0, seconds: 0.0, latency })
+    }
+
+    /// Answers per second.
+    pub fn per_second(&self) -> f64 {
+        self.in_time as f64 / self.seconds
+    }
+
+    /// Latency below which the share `quantile` (0 to 1) of the answers came, in microseconds.
+    pub fn latency_us(&self, quantile: f64) -> f64 {
+        self.latency.value_at_quantile(quantile) as f64 / 1000.0
+    }
+
+    /// How many answers there were, all of `status`; any other fails the run.
+    pub fn all(&self, status: u16) -> anyhow::Result<u64> {
+        let others: Vec<_> = self.statuses.iter().filter(|(found, _)| **found != status).collect();
+        ensure!(others.is_empty(), "not every answer was {status}; others (status, number): {others:?}");
+        Ok(self.statuses.get(&status).copied().unwrap_or(0))
+    }
+}
+
+/// Makes a load and waits for its last answer.
+pub async fn run(load: Load) -> anyhow::Result<Tally> {
+    tokio::task::spawn_blocking(move || Client::connect(&load)?.run(load.pace)).await?
+}
+
+struct Connection {
+    stream: TcpStream,
+    request: Vec<u8>,
+    answer: Vec<u8>,
+    /// Bytes of the answer that are there.
+    filled: usize,
+    /// From when the latency counts.
+    since: Instant,
+}
+
+struct Client {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+    connections: Vec<Connection>,
+    idle: Vec<usize>,
+    uuids: Uuids,
+    /// Where the user and the key stand in a request.
+    places: [usize; 2],
+    sent: u64,
+    tally: Tally,
+}
+
+impl Client {
+    fn connect(load: &Load) -> anyhow::Result<Self> {
+        let (request, places) = template(load.address, &load.campaign);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&epoll, &timer, epoll::EventData::new_u64(TIMER), edge)?;
+        let mut connections = Vec::new();
+        for number in 0..load.connections {
+            let stream = TcpStream::connect(load.address).context("connecting the load")?;
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            epoll::add(&epoll, &stream, epoll::EventData::new_u64(number as u64), edge)?;
+            let answer = vec![0; ANSWER_BYTES_MAX];
+            let request = request.clone();
+            connections.push(Connection { stream, request, answer, filled: 0, since: Instant::now() });
+        }
+        let idle = (0..load.connections).collect();
+        let uuids = Uuids::of(load.seed);
+        Ok(Self { epoll, timer, connections, idle, uuids, places, sent: 0, tally: Tally::new()? })
+    }
+
+    fn run(mut self, pace: Pace) -> anyhow::Result<Tally> {
+        let started = Instant::now();
+        let length = match pace {
+            Pace::Closed(length) | Pace::Open(_, length) => length,
+            Pace::Count(_) => Duration::MAX,
+        };
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            self.send_due(pace, started)?;
+            let all_sent = self.next_due(pace, started).is_none();
+            if all_sent && self.idle.len() == self.connections.len() {
+                break;
+            }
+            self.wait(&mut events)?;
+            let in_time = started.elapsed() <= length;
+            for event in events.drain(..) {
+                let number = event.data.u64();
+                if number == TIMER {
+                    continue;
+                }
+                self.receive(usize::try_from(number)?, in_time)?;
+            }
+        }
+        let elapsed = started.elapsed();
+        self.tally.seconds = elapsed.min(length).as_secs_f64();
+        Ok(self.tally)
+    }
+
+    /// When the next request is to be made; `None` when there is none any more.
+    fn next_due(&self, pace: Pace, started: Instant) -> Option<Instant> {
+        match pace {
+            Pace::Closed(length) => (started.elapsed() < length).then(Instant::now),
+            Pace::Count(count) => (self.sent < count).then(Instant::now),
+            Pace::Open(rate, length) => {
+                let after = Duration::from_secs_f64(self.sent as f64 / rate);
+                (after < length).then(|| started + after)
+            }
+        }
+    }
+
+    /// Sends all that is due on connections that are free, and sets the timer for what is not due yet.
+    fn send_due(&mut self, pace: Pace, started: Instant) -> anyhow::Result<()> {
+        while let Some(number) = self.idle.last().copied() {
+            let Some(due) = self.next_due(pace, started) else { return Ok(()) };
+            let now = Instant::now();
+            if due > now {
+                return self.set_timer(due - now);
+            }
+            self.idle.pop();
+            self.send(number, due)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, number: usize, since: Instant) -> anyhow::Result<()> {
+        let connection = &mut self.connections[number];
+        for place in self.places {
+            self.uuids.write(&mut connection.request[place..place + UUID_CHARS]);
+        }
+        connection.since = since;
+        connection.filled = 0;
+        let written = connection.stream.write(&connection.request).context("sending a request")?;
+        ensure!(written == connection.request.len(), "a request did not fit into its socket");
+        self.sent += 1;
+        Ok(())
+    }
+
+    fn receive(&mut self, number: usize, in_time: bool) -> anyhow::Result<()> {
+        let connection = &mut self.connections[number];
+        let read = match connection.stream.read(&mut connection.answer[connection.filled..]) {
+            Ok(0) => bail!("the server closed a connection"),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error).context("reading an answer"),
+        };
+        connection.filled += read;
+        let bytes = &connection.answer[..connection.filled];
+        let Some(Answer { status, is_sold_out }) = answer::whole(bytes)? else { return Ok(()) };
+        let latency = connection.since.elapsed().as_nanos();
+        self.tally.latency.saturating_record(u64::try_from(latency).unwrap_or(u64::MAX));
+        *self.tally.statuses.entry(status).or_default() += 1;
+        self.tally.sold_out += u64::from(is_sold_out);
+        self.tally.in_time += u64::from(in_time);
+        self.idle.push(number);
+        Ok(())
+    }
+
+    fn set_timer(&self, after: Duration) -> anyhow::Result<()> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Zero would take the timer back.
+        let value = Timespec { tv_sec: 0, tv_nsec: i64::from(after.subsec_nanos().max(1)) };
+        let once = Itimerspec { it_interval: zero, it_value: value };
+        timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+
+    fn wait(&self, events: &mut Vec<epoll::Event>) -> anyhow::Result<()> {
+        let limit = Timespec { tv_sec: i64::try_from(ANSWER_WAIT.as_secs())?, tv_nsec: 0 };
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&limit)) {
+            Ok(0) => bail!("no answer within {ANSWER_WAIT:?}"),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A claim's request as a back end sends it, and where its user and its key stand.
+fn template(address: SocketAddr, campaign: &str) -> (Vec<u8>, [usize; 2]) {
+    let blank = "0".repeat(UUID_CHARS);
+    let user = format!(r#"{{"campaign_id":"{campaign}","user_id":""#);
+    let key = format!(r#"{user}{blank}","quantity":1,"idempotency_key":""#);
+    let body = format!(r#"{key}{blank}"}}"#);
+    let head = format!(
+        "POST /internal/v1/claims HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {API_TOKEN}\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    (format!("{head}{body}").into_bytes(), [head.len() + user.len(), head.len() + key.len()])
+}

@@ -1,0 +1,133 @@
+//! Baseline (c) and claimgate itself (d): `claimgate serve` as shipped, its batches of one or as it likes.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+use claimgate_core::archive::sqlite_url;
+use support::sql::Sql;
+use support::{Core, CoreOptions, RedisServer, RedisView};
+
+use crate::checks;
+use crate::client::{self, Load, Pace, Tally};
+use crate::engine::generous;
+use crate::lag::{Lag, Watcher};
+use crate::metrics::{Batches, batches};
+use crate::redis::{self, Fsync};
+use crate::session::Session;
+
+/// How many claims one call to Redis may decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Batching {
+    /// One, always: baseline (c).
+    One,
+    /// As core does by itself: (d).
+    Shipped,
+}
+
+impl fmt::Display for Batching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::One => "(c) batches of one",
+            Self::Shipped => "(d) claimgate",
+        })
+    }
+}
+
+/// A running core.
+#[derive(Debug)]
+pub struct Server {
+    /// In lines of progress.
+    pub name: String,
+    /// The process.
+    pub core: Core,
+    view: RedisView,
+    sql: Sql,
+    /// Only where core does not run its own.
+    _redis: Option<RedisServer>,
+    campaigns: u32,
+}
+
+/// What a load of claims came to, all of them granted and found in Redis and SQL.
+#[derive(Debug)]
+pub struct Claims {
+    /// The load's own count.
+    pub tally: Tally,
+    /// How far SQL was behind.
+    pub lag: Lag,
+    /// Claims a batch.
+    pub batch: f64,
+}
+
+impl Server {
+    /// Starts one: with its own Redis, which syncs each write, or before one that syncs once a second.
+    pub async fn start(batching: Batching, fsync: Fsync) -> anyhow::Result<Self> {
+        let mut options = CoreOptions::default();
+        if batching == Batching::One {
+            options = options.with("CLAIMGATE_BATCH_MAX", "1");
+        }
+        let redis = match fsync {
+            Fsync::Always => None,
+            Fsync::EverySecond => Some(redis::start(fsync).await),
+        };
+        if let Some(redis) = &redis {
+            options = options.with("CLAIMGATE_REDIS_URL", redis.url());
+        }
+        let core = options.start().await;
+        let view = match &redis {
+            Some(redis) => redis.view().await,
+            None => core.redis().await,
+        };
+        let sql = Sql::open(&sqlite_url(&core.data_dir().join("claimgate.sqlite")));
+        Ok(Self { name: format!("{batching}, {fsync}"), core, view, sql, _redis: redis, campaigns: 0 })
+    }
+
+    /// Where claims are taken.
+    pub fn address(&self) -> SocketAddr {
+        self.core.listen()
+    }
+
+    /// Makes a campaign of which this server has not heard, and names it.
+    pub async fn campaign(&mut self, limits: serde_json::Value) -> String {
+        self.campaigns += 1;
+        let id = format!("bench-{}", self.campaigns);
+        self.core.create(&id, limits).await;
+        id
+    }
+
+    /// Measures claims by users who have none yet, from a fresh campaign that never ends, and checks them.
+    pub async fn claims(
+        &mut self,
+        session: &mut Session,
+        connections: usize,
+        pace: Pace,
+    ) -> anyhow::Result<Claims> {
+        let campaign = self.campaign(generous()).await;
+        let load =
+            Load { address: self.address(), connections, campaign: campaign.clone(), seed: session.seed(), pace };
+        let batches_before = self.batches().await?;
+        let watcher = Watcher::start(&self.view, &campaign);
+        let tally = session.measure(client::run(load)).await.with_context(|| self.name.clone())?;
+        let batch = self.batches().await?.mean_since(batches_before);
+        let lag = watcher.finish().await?;
+        let granted = tally.all(201).with_context(|| self.name.clone())?;
+        self.check(&campaign, granted).await?;
+        Ok(Claims { tally, lag, batch })
+    }
+
+    /// Whether what was granted is what Redis and SQL have; waits until SQL has all it will get.
+    pub async fn check(&self, campaign: &str, granted: u64) -> anyhow::Result<()> {
+        Watcher::start(&self.view, campaign).finish().await?;
+        checks::exact(campaign, granted, &self.view, &self.sql).await.with_context(|| self.name.clone())
+    }
+
+    async fn batches(&self) -> anyhow::Result<Batches> {
+        let reply = self.core.client().try_get(&self.core.admin_url("/metrics"), "").await?;
+        Ok(batches(&reply.text()))
+    }
+
+    /// Resident memory, in MiB.
+    pub fn resident_mib(&self) -> f64 {
+        self.core.resident_kib() as f64 / 1024.0
+    }
+}
