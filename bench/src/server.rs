@@ -103,8 +103,13 @@ impl Server {
         pace: Pace,
     ) -> anyhow::Result<Claims> {
         let campaign = self.campaign(generous()).await;
-        let load =
-            Load { address: self.address(), connections, campaign: campaign.clone(), seed: session.seed(), pace };
+        let load = Load {
+            address: self.address(),
+            connections,
+            campaign: campaign.clone(),
+            seed: session.seed(),
+            pace,
+        };
         let batches_before = self.batches().await?;
         let watcher = Watcher::start(&self.view, &campaign);
         let tally = session.measure(client::run(load)).await.with_context(|| self.name.clone())?;

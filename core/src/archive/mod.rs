@@ -7,6 +7,7 @@ mod campaigns;
 mod claims;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
@@ -23,11 +24,19 @@ const WAIT: Duration = Duration::from_secs(5);
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
 
 /// Where the register is kept.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Archive {
     pool: AnyPool,
+    url: Arc<str>,
     /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
     rows_of_json: &'static str,
+}
+
+impl std::fmt::Debug for Archive {
+    /// Without the address: it may hold a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Archive").field("pool", &self.pool).finish_non_exhaustive()
+    }
 }
 
 /// Why SQL did not answer.
@@ -62,7 +71,12 @@ impl Archive {
         MIGRATIONS.run(&pool).await?;
         let sqlite = url.starts_with("sqlite:");
         let rows_of_json = if sqlite { "json_each($1)" } else { "jsonb_array_elements(CAST($1 AS JSONB))" };
-        Ok(Self { pool, rows_of_json })
+        Ok(Self { pool, url: url.into(), rows_of_json })
+    }
+
+    /// The same register over connections of its own. SQLite works on the thread that makes them, or on one like it.
+    pub async fn reopen(&self) -> Result<Self, ArchiveError> {
+        Self::open(&self.url).await
     }
 
     /// Whether SQL answers.
