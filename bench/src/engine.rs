@@ -18,7 +18,7 @@ use support::sql::Sql;
 use support::times::from_now;
 use support::{RedisServer, RedisView};
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 use crate::checks;
 use crate::redis::{self, Fsync};
@@ -44,7 +44,7 @@ pub struct Engine {
     ledger: Arc<Ledger>,
     archive: Archive,
     campaigns: Arc<Campaigns>,
-    drain: Option<(watch::Sender<bool>, JoinHandle<()>)>,
+    drain: Option<(watch::Sender<bool>, std::thread::JoinHandle<()>)>,
     _redis: RedisServer,
 }
 
@@ -100,7 +100,7 @@ impl Engine {
     }
 
     /// Starts the drain.
-    pub fn start_drain(&mut self) {
+    pub fn start_drain(&mut self) -> anyhow::Result<()> {
         let (stop, stopped) = watch::channel(false);
         let drain = Drain {
             ledger: Arc::clone(&self.ledger),
@@ -108,7 +108,8 @@ impl Engine {
             campaigns: Arc::clone(&self.campaigns),
             consumer: "bench".to_owned(),
         };
-        self.drain = Some((stop, tokio::spawn(drain.run(stopped))));
+        self.drain = Some((stop, drain.spawn(stopped)?));
+        Ok(())
     }
 
     /// Has every one of `requests` decided, as many at once as there are tasks; each must be granted.
@@ -142,7 +143,9 @@ impl Engine {
     pub async fn stop(mut self) -> anyhow::Result<()> {
         if let Some((stop, drain)) = self.drain.take() {
             stop.send_replace(true);
-            drain.await.context("the drain")?;
+            tokio::task::spawn_blocking(|| drain.join())
+                .await?
+                .map_err(|_| anyhow::anyhow!("the drain panicked"))?;
         }
         self.archive.close().await;
         Ok(())

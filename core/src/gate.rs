@@ -4,9 +4,11 @@
 //! the next. There is no timer: an idle lane sends at once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Outcome, Quantity, Timestamp};
+use claimgate_shared::{
+    CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity, Timestamp,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -14,6 +16,7 @@ use crate::campaigns::Known;
 use crate::ledger::scripts::{Decided, Record, Verdict};
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
+use crate::sold_out::SoldOut;
 
 /// The most claims that one call decides.
 pub const BATCH_MAX: usize = 256;
@@ -52,7 +55,14 @@ pub enum GateError {
 pub struct Gate {
     ledger: Arc<Ledger>,
     batch_max: usize,
-    lanes: Mutex<HashMap<CampaignId, mpsc::Sender<Waiting>>>,
+    lanes: RwLock<HashMap<CampaignId, Arc<Lane>>>,
+}
+
+/// One campaign's way to Redis.
+#[derive(Debug)]
+struct Lane {
+    waiting: mpsc::Sender<Waiting>,
+    sold_out: Arc<SoldOut>,
 }
 
 /// A claim that waits for its decision.
@@ -67,69 +77,96 @@ struct Waiting {
 impl Gate {
     /// A gate in front of `ledger` that lets a call decide at most `batch_max` claims, 1 to [`BATCH_MAX`].
     pub fn new(ledger: Arc<Ledger>, batch_max: usize) -> Self {
-        Self { ledger, batch_max, lanes: Mutex::default() }
+        Self { ledger, batch_max, lanes: RwLock::default() }
     }
 
     /// Decides one claim. Once it is handed over it is decided even when the caller goes away.
     pub async fn claim(&self, known: &Arc<Known>, request: &ClaimRequest) -> Result<Decision, GateError> {
+        let lane = self.lane(known, &request.campaign_id);
+        let since = Instant::now();
+        if let Some(version) = lane.sold_out.refuses(&request.user_id, request.quantity) {
+            let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
+            let decision = Decision { outcome, remaining: Some(0), version };
+            metrics::decided(Some(&decision), since.elapsed());
+            metrics::by_heart();
+            return Ok(decision);
+        }
         let (answer, decision) = oneshot::channel();
-        let waiting =
-            Waiting { id: request.claim_id(), quantity: request.quantity, since: Instant::now(), answer };
-        self.lane(known, &request.campaign_id).try_send(waiting).map_err(|error| match error {
+        let waiting = Waiting { id: request.claim_id(), quantity: request.quantity, since, answer };
+        lane.waiting.try_send(waiting).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => GateError::Overloaded,
             mpsc::error::TrySendError::Closed(_) => GateError::Stopped,
         })?;
         decision.await.map_err(|_| GateError::Stopped)?
     }
 
-    fn lane(&self, known: &Arc<Known>, id: &CampaignId) -> mpsc::Sender<Waiting> {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lane) = lanes.get(id) {
-            return lane.clone();
+    fn lane(&self, known: &Arc<Known>, id: &CampaignId) -> Arc<Lane> {
+        if let Some(lane) = self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(id) {
+            return Arc::clone(lane);
         }
-        let (sender, receiver) = mpsc::channel(WAITING_MAX);
-        tokio::spawn(run_lane(Arc::clone(&self.ledger), Arc::clone(known), self.batch_max, receiver));
-        lanes.insert(id.clone(), sender.clone());
-        sender
+        let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+        let lane = lanes.entry(id.clone()).or_insert_with(|| {
+            let (waiting, receiver) = mpsc::channel(WAITING_MAX);
+            let sold_out = Arc::default();
+            let way = Way {
+                ledger: Arc::clone(&self.ledger),
+                known: Arc::clone(known),
+                sold_out: Arc::clone(&sold_out),
+            };
+            tokio::spawn(Arc::new(way).run(self.batch_max, receiver));
+            Arc::new(Lane { waiting, sold_out })
+        });
+        Arc::clone(lane)
     }
 }
 
-async fn run_lane(
+/// What a lane's calls need.
+#[derive(Debug)]
+struct Way {
     ledger: Arc<Ledger>,
     known: Arc<Known>,
-    batch_max: usize,
-    mut lane: mpsc::Receiver<Waiting>,
-) {
-    let calls = Arc::new(Semaphore::new(UNDER_WAY_MAX / batch_max));
-    // The permit comes first: what arrives while all calls are under way goes in the next one, together.
-    while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
-        let mut batch = Vec::new();
-        if lane.recv_many(&mut batch, batch_max).await == 0 {
-            return;
-        }
-        let (ledger, known) = (Arc::clone(&ledger), Arc::clone(&known));
-        tokio::spawn(async move {
-            decide(&ledger, &known, batch).await;
-            drop(permit);
-        });
-    }
+    sold_out: Arc<SoldOut>,
 }
 
-/// Decides a batch and answers everyone in it.
-async fn decide(ledger: &Ledger, known: &Known, mut batch: Vec<Waiting>) {
-    while !batch.is_empty() {
-        metrics::batch(batch.len());
-        let entries: Vec<_> =
-            batch.iter().map(|waiting| (waiting.id.clone(), waiting.quantity.get())).collect();
-        match ledger.claim(known, &entries).await {
-            // Holds that were due have come back; whoever has to ask again does so now, and something came back
-            // for each time round.
-            Ok(decided) => batch = answer(batch, &decided),
-            Err(error) => {
-                let error = Arc::new(error);
-                for waiting in batch.drain(..) {
-                    metrics::undecided(&error);
-                    let _ = waiting.answer.send(Err(GateError::Ledger(Arc::clone(&error))));
+impl Way {
+    async fn run(self: Arc<Self>, batch_max: usize, mut lane: mpsc::Receiver<Waiting>) {
+        let calls = Arc::new(Semaphore::new(UNDER_WAY_MAX / batch_max));
+        // The permit comes first: what arrives while all calls are under way goes in the next one, together.
+        while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
+            let mut batch = Vec::new();
+            if lane.recv_many(&mut batch, batch_max).await == 0 {
+                return;
+            }
+            let way = Arc::clone(&self);
+            tokio::spawn(async move {
+                way.decide(batch).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// Decides a batch and answers everyone in it.
+    async fn decide(&self, mut batch: Vec<Waiting>) {
+        while !batch.is_empty() {
+            metrics::batch(batch.len());
+            let entries: Vec<_> =
+                batch.iter().map(|waiting| (waiting.id.clone(), waiting.quantity.get())).collect();
+            match self.ledger.claim(&self.known, &entries).await {
+                // Holds that were due have come back; whoever has to ask again does so now, and something came back
+                // for each time round.
+                Ok(decided) => {
+                    let in_vain = decided.in_vain();
+                    if in_vain > 0 {
+                        self.sold_out.noticed(in_vain, &self.ledger, &self.known);
+                    }
+                    batch = answer(batch, &decided);
+                }
+                Err(error) => {
+                    let error = Arc::new(error);
+                    for waiting in batch.drain(..) {
+                        metrics::undecided(&error);
+                        let _ = waiting.answer.send(Err(GateError::Ledger(Arc::clone(&error))));
+                    }
                 }
             }
         }

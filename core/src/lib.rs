@@ -20,3 +20,4 @@ pub mod outbox;
 pub mod reconcile;
 pub mod recovery;
 pub mod serve;
+pub mod sold_out;

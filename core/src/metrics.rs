@@ -11,6 +11,7 @@ use crate::ledger::LedgerError;
 
 const DECISIONS: &str = "claimgate_decisions_total";
 const DECISION_SECONDS: &str = "claimgate_decision_seconds";
+const BY_HEART: &str = "claimgate_sold_out_by_heart_total";
 const BATCH_CLAIMS: &str = "claimgate_batch_claims";
 const OUTBOX_EVENTS: &str = "claimgate_outbox_events";
 const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
@@ -36,6 +37,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         Unit::Seconds,
         "From a claim's arrival at its lane to its decision"
     );
+    describe_counter!(BY_HEART, "Of the claims refused as sold out: those for which Redis was not asked");
     describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
     describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events that wait for SQL, by campaign");
     describe_gauge!(OUTBOX_LAG_SECONDS, Unit::Seconds, "Age of the oldest event of the last drained batch");
@@ -64,6 +66,11 @@ pub fn decided(decision: Option<&Decision>, after: Duration) {
     };
     counter!(DECISIONS, "result" => result).increment(1);
     histogram!(DECISION_SECONDS).record(after);
+}
+
+/// A claim refused as sold out, for which Redis was not asked.
+pub fn by_heart() {
+    counter!(BY_HEART).increment(1);
 }
 
 /// A claim on which Redis gave no decision.

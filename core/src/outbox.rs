@@ -4,9 +4,9 @@
 //! written again, which changes nothing, since a row gives way only to a newer revision of its claim.
 
 use std::collections::{HashMap, HashSet};
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{io, slice, thread};
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -24,6 +24,8 @@ const WAIT: Duration = Duration::from_millis(200);
 const IDLE: Duration = Duration::from_secs(5);
 /// How often to look for that.
 const TAKE_OVER: Duration = Duration::from_secs(2);
+/// How far the drain stands back, as `nice` has it: at 5 it gets a third of what a thread that decides gets.
+const NICENESS: i32 = 5;
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
@@ -49,6 +51,37 @@ enum RoundError {
 }
 
 impl Drain {
+    /// Runs on a thread of its own until `stop` turns true. That thread, and SQLite's beside it, give way to those that
+    /// decide: a stampede is short, and SQL catches up after it. The bound on the outbox holds meanwhile.
+    pub fn spawn(self, stop: watch::Receiver<bool>) -> io::Result<thread::JoinHandle<()>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        thread::Builder::new().name("drain".to_owned()).spawn(move || {
+            if let Err(error) = rustix::process::nice(NICENESS) {
+                tracing::warn!(%error, "the drain does not give way to decisions");
+            }
+            runtime.block_on(async move {
+                let mut told = stop.clone();
+                let archive = tokio::select! {
+                    archive = self.reopen() => archive,
+                    _ = told.wait_for(|stop| *stop) => return,
+                };
+                Self { archive: archive.clone(), ..self }.run(stop).await;
+                archive.close().await;
+            });
+        })
+    }
+
+    /// The archive over connections made on this thread.
+    async fn reopen(&self) -> Archive {
+        loop {
+            match self.archive.reopen().await {
+                Ok(archive) => return archive,
+                Err(error) => tracing::warn!(%error, "the drain cannot open the register; trying again"),
+            }
+            sleep(RETRY_MAX).await;
+        }
+    }
+
     /// Runs until `stop` turns true.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut retry = RETRY_MIN;

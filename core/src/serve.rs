@@ -72,8 +72,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             let workers = [
                 tokio::spawn(recovery.run(serving.clone())),
                 tokio::spawn(app.watch(serving)),
-                tokio::spawn(drain.run(draining)),
             ];
+            let drain = drain.spawn(draining)?;
             told.await?;
             tracing::info!("stopping");
             stop_serving.send_replace(true);
@@ -83,6 +83,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             for worker in workers {
                 let _ = worker.await;
             }
+            let _ = tokio::task::spawn_blocking(|| drain.join()).await;
         }
         stopped = &mut told => stopped?,
     }

@@ -16,11 +16,6 @@ use super::{Archive, ArchiveError};
 use crate::ledger::events::{Entry, Event};
 use crate::ledger::scripts::Record;
 
-/// Rows written by one statement: 14 parameters each, and SQLite takes 32,766.
-const ROWS_MAX: usize = 30;
-/// Parameters of a row.
-const COLUMNS: usize = 14;
-
 /// Why entries were not written.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
@@ -37,9 +32,9 @@ pub enum DrainError {
 
 impl From<sqlx::Error> for DrainError {
     fn from(error: sqlx::Error) -> Self {
-        let constraint = error.as_database_error().is_some_and(|error| {
-            error.is_check_violation() || error.is_unique_violation() || error.is_foreign_key_violation()
-        });
+        let constraint = error
+            .as_database_error()
+            .is_some_and(|error| error.is_check_violation() || error.is_unique_violation());
         if constraint { Self::Constraint(error) } else { Self::Archive(error.into()) }
     }
 }
@@ -111,10 +106,10 @@ impl Archive {
     pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
         let mut transaction = self.pool.begin().await?;
         let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
-        let rows = newest(entries);
-        for chunk in rows.chunks(ROWS_MAX) {
-            insert(campaign, epoch, chunk).execute(&mut *transaction).await?;
-        }
+        let mut rows = newest(entries);
+        // In the order of their ids each page of the index is visited once.
+        rows.sort_unstable_by_key(|row| (row.event.user.as_str(), row.event.claim.digest));
+        self.insert(campaign, epoch, &rows).execute(&mut *transaction).await?;
         transaction.commit().await?;
         Ok(())
     }
@@ -128,10 +123,10 @@ impl Archive {
         for row in newest(entries) {
             // Another history may have used the units up: SQL's own sums decide, not what this one believed.
             let stands = !passes_a_limit(&mut transaction, campaign, &locked, &row).await?
-                && try_insert(&mut transaction, campaign, locked.epoch, row).await?;
+                && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
             if !stands {
                 let unguarded = Row { total_then: None, taken_after: None, ..row };
-                insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
+                self.insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
                 revoked += 1;
             }
         }
@@ -228,7 +223,59 @@ impl Archive {
             .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
         Ok(ClaimPage { rows, next })
     }
+
+    /// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
+    async fn try_insert(
+        &self,
+        transaction: &mut Transaction<'_, Any>,
+        campaign: &CampaignId,
+        epoch: u64,
+        row: Row<'_>,
+    ) -> Result<bool, DrainError> {
+        let mut attempt = transaction.begin().await?;
+        let written = self.insert(campaign, epoch, &[row]).execute(&mut *attempt).await;
+        match written.map_err(DrainError::from) {
+            Ok(_) => attempt.commit().await?,
+            Err(DrainError::Constraint(_)) => {
+                attempt.rollback().await?;
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
+    /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
+    /// would take SQLite quadratic time.
+    fn insert(
+        &self,
+        campaign: &CampaignId,
+        epoch_now: u64,
+        rows: &[Row<'_>],
+    ) -> Query<'static, Any, AnyArguments> {
+        let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, epoch_now)).collect();
+        // Strings, numbers and nulls: nothing in them can fail to be written.
+        let json = serde_json::to_string(&columns).unwrap_or_default();
+        sqlx::query(AssertSqlSafe(INSERT.replace("{rows}", self.rows_of_json)))
+            .bind(json)
+            .bind(campaign.to_string())
+    }
 }
+
+/// The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
+const INSERT: &str = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
+    claimed_at, expires_at, updated_at, total_then, taken_after) \
+    SELECT value->>0, $2, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
+    CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), \
+    CAST(value->>9 AS BIGINT), CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT) \
+    FROM {rows} WHERE TRUE \
+    ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
+    revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
+    claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
+    total_then = COALESCE(excluded.total_then, claims.total_then), \
+    taken_after = COALESCE(excluded.taken_after, claims.taken_after) \
+    WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
+    OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
 
 /// A campaign whose row a transaction holds.
 #[derive(Debug, Clone, Copy)]
@@ -297,25 +344,6 @@ async fn passes_a_limit(
     Ok(false)
 }
 
-/// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
-async fn try_insert(
-    transaction: &mut Transaction<'_, Any>,
-    campaign: &CampaignId,
-    epoch: u64,
-    row: Row<'_>,
-) -> Result<bool, DrainError> {
-    let mut attempt = transaction.begin().await?;
-    match insert(campaign, epoch, &[row]).execute(&mut *attempt).await.map_err(DrainError::from) {
-        Ok(_) => attempt.commit().await?,
-        Err(DrainError::Constraint(_)) => {
-            attempt.rollback().await?;
-            return Ok(false);
-        }
-        Err(error) => return Err(error),
-    }
-    Ok(true)
-}
-
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
@@ -323,6 +351,33 @@ struct Row<'a> {
     event: &'a Event,
     total_then: Option<u64>,
     taken_after: Option<u64>,
+}
+
+/// As [`INSERT`] takes them.
+type Columns<'a> =
+    (String, &'a str, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
+
+impl<'a> Row<'a> {
+    fn columns(&self, campaign: &CampaignId, epoch_now: u64) -> Columns<'a> {
+        let Self { epoch, event, total_then, taken_after } = *self;
+        let claim = &event.claim;
+        let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
+        (
+            event.claim_id(campaign).to_string(),
+            event.user.as_str(),
+            claim.quantity,
+            status.as_str(),
+            epoch,
+            claim.revision,
+            claim.sequence,
+            claim.day,
+            claim.claimed_at.as_ms(),
+            claim.expires_at.map(Timestamp::as_ms),
+            event.updated_at.as_ms(),
+            total_then,
+            taken_after,
+        )
+    }
 }
 
 /// One row for each claim: one statement may not touch a row twice.
@@ -352,53 +407,6 @@ fn newest(entries: &[Entry]) -> Vec<Row<'_>> {
         }
     }
     rows
-}
-
-/// The statement that writes `rows`. sqlx' own builder would write `?` for any database; `$n` is what both read.
-fn insert(campaign: &CampaignId, epoch_now: u64, rows: &[Row<'_>]) -> Query<'static, Any, AnyArguments> {
-    let mut text =
-        "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
-                    claimed_at, expires_at, updated_at, total_then, taken_after) VALUES "
-            .to_owned();
-    for row in 0..rows.len() {
-        let places: Vec<_> = (1..=COLUMNS).map(|at| format!("${}", row * COLUMNS + at)).collect();
-        text.push_str(if row == 0 { "(" } else { ", (" });
-        text.push_str(&places.join(", "));
-        text.push(')');
-    }
-    // The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
-    text.push_str(
-        " ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
-         revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
-         claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
-         total_then = COALESCE(excluded.total_then, claims.total_then), \
-         taken_after = COALESCE(excluded.taken_after, claims.taken_after) \
-         WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
-         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))",
-    );
-    // Not kept prepared: there are as many texts as numbers of rows.
-    rows.iter().fold(
-        sqlx::query(AssertSqlSafe(text)).persistent(false),
-        |query, Row { epoch, event, total_then, taken_after }| {
-            let claim = &event.claim;
-            let status = if *epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
-            query
-                .bind(event.claim_id(campaign).to_string())
-                .bind(campaign.to_string())
-                .bind(event.user.to_string())
-                .bind(i64::from(claim.quantity))
-                .bind(status.as_str())
-                .bind(big(*epoch))
-                .bind(i64::from(claim.revision))
-                .bind(big(claim.sequence))
-                .bind(i64::from(claim.day))
-                .bind(claim.claimed_at.as_ms())
-                .bind(claim.expires_at.map(Timestamp::as_ms))
-                .bind(event.updated_at.as_ms())
-                .bind(total_then.map(big))
-                .bind(taken_after.map(big))
-        },
-    )
 }
 
 fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {

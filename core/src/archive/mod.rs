@@ -1,12 +1,13 @@
 //! The only way to SQL: campaigns, claims, and who changed what. SQLite or PostgreSQL, by the address's scheme.
 //!
-//! Both understand the same statements, so there is one text of each. Every transaction that writes begins with a
+//! Both understand the same statements but for one word, so there is one text of each. Every transaction that writes begins with a
 //! write: in SQLite that takes the one writer's place at once, in PostgreSQL it locks the campaign's row.
 
 mod campaigns;
 mod claims;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
@@ -23,9 +24,19 @@ const WAIT: Duration = Duration::from_secs(5);
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
 
 /// Where the register is kept.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Archive {
     pool: AnyPool,
+    url: Arc<str>,
+    /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
+    rows_of_json: &'static str,
+}
+
+impl std::fmt::Debug for Archive {
+    /// Without the address: it may hold a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Archive").field("pool", &self.pool).finish_non_exhaustive()
+    }
 }
 
 /// Why SQL did not answer.
@@ -58,7 +69,14 @@ impl Archive {
             .connect(url)
             .await?;
         MIGRATIONS.run(&pool).await?;
-        Ok(Self { pool })
+        let sqlite = url.starts_with("sqlite:");
+        let rows_of_json = if sqlite { "json_each($1)" } else { "jsonb_array_elements(CAST($1 AS JSONB))" };
+        Ok(Self { pool, url: url.into(), rows_of_json })
+    }
+
+    /// The same register over connections of its own. SQLite works on the thread that makes them, or on one like it.
+    pub async fn reopen(&self) -> Result<Self, ArchiveError> {
+        Self::open(&self.url).await
     }
 
     /// Whether SQL answers.

@@ -15,7 +15,7 @@ use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::keys::Keys;
 use self::link::{Link, Session};
-use self::scripts::{Counters, Decided, Lease, Malformed, Record};
+use self::scripts::{Counters, Decided, Lease, Malformed, Nothing, Record};
 use crate::archive::{Archive, ArchiveError};
 use crate::campaign::{Campaign, Reached};
 use crate::campaigns::Known;
@@ -181,17 +181,32 @@ impl Ledger {
         Ok(scripts::lease(self.run(&call).await?)?)
     }
 
-    /// Units taken, summed over all users' records. Reads them all, a thousand at a time.
+    /// That nothing is left of the campaign, and for how long that is certain; `None` when there is, or when another rule
+    /// refuses first.
+    pub async fn nothing_left(&self, known: &Known) -> Result<Option<Nothing>, LedgerError> {
+        let reply = self.call(known, &scripts::SOLD_OUT, |_| {}).await?;
+        ready(known, scripts::nothing(reply)?)
+    }
+
+    /// Units taken, summed over all users' records.
     pub async fn taken_by_users(&self, keys: &Keys) -> Result<u64, LedgerError> {
-        let (mut cursor, mut sum) = (0_u64, 0);
+        let mut sum = 0;
+        self.each_user(keys, |_, record| sum += scripts::taken_ever(record)).await?;
+        Ok(sum)
+    }
+
+    /// Shows every user's name and record, a thousand at a time; some twice. A user who comes meanwhile may be left out.
+    pub async fn each_user(&self, keys: &Keys, mut see: impl FnMut(&[u8], &[u8])) -> Result<(), LedgerError> {
+        let mut cursor = 0_u64;
         loop {
             let mut scan = redis::cmd("HSCAN");
             scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
             let (next, page): (u64, Vec<HashEntry>) = self.query(&scan).await?;
-            let records = page.iter().filter(|(user, _)| user != b".");
-            sum += records.map(|(_, record)| scripts::taken_ever(record)).sum::<u64>();
+            for (user, record) in page.iter().filter(|(user, _)| user != b".") {
+                see(user, record);
+            }
             if next == 0 {
-                return Ok(sum);
+                return Ok(());
             }
             cursor = next;
         }

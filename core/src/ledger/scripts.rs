@@ -1,6 +1,7 @@
 //! The scripts of `lua/`, and their replies as types. What a reply's numbers mean is written at the head of each script.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use claimgate_shared::{ClaimId, ClaimStatus, Denial, Timestamp};
 use redis::{Script, Value};
@@ -46,15 +47,20 @@ script! {
     /// Applies a version of a campaign's rules.
     CHANGE, "prelude.lua", "change.lua"
 }
-/// Reads a claim and the campaign's counters. It writes nothing, so it runs without memory too: a campaign is drained,
-/// which frees memory, only once it has been found to be ready.
-pub static FIND: LazyLock<Script> = LazyLock::new(|| {
-    let text = concat!(include_str!("../../../lua/prelude.lua"), include_str!("../../../lua/find.lua"));
-    Script::new(&text.replacen("#!lua\n", "#!lua flags=no-writes,allow-oom\n", 1))
-});
+/// Reads a claim and the campaign's counters.
+pub static FIND: LazyLock<Script> = LazyLock::new(|| reading(include_str!("../../../lua/find.lua")));
+/// Tells whether nothing is left.
+pub static SOLD_OUT: LazyLock<Script> = LazyLock::new(|| reading(include_str!("../../../lua/sold_out.lua")));
 script! {
     /// Takes drained entries off the outbox.
     ACK, "ack.lua"
+}
+
+/// A script that writes nothing, and so runs without memory too: a campaign is drained, which frees memory, only once it
+/// has been found to be ready.
+fn reading(text: &str) -> Script {
+    let text = [include_str!("../../../lua/prelude.lua"), text].concat();
+    Script::new(&text.replacen("#!lua\n", "#!lua flags=no-writes,allow-oom\n", 1))
 }
 
 /// A reply that no script gives: core and script do not belong together.
@@ -207,6 +213,13 @@ pub struct Decided {
 }
 
 impl Decided {
+    /// How many were told that nothing is left.
+    pub fn in_vain(&self) -> u64 {
+        let nothing =
+            |verdict: &&Verdict| matches!(verdict, Verdict::Denied(Denial::SoldOut { remaining: 0 }));
+        self.verdicts.iter().filter(nothing).count() as u64
+    }
+
     /// How far the campaign has come.
     pub fn reached(&self) -> Reached {
         let sequences = self.verdicts.iter().filter_map(|verdict| match verdict {
@@ -421,6 +434,35 @@ pub fn found(reply: Value) -> Result<Ready<(Counters, Option<Record>)>, Malforme
         _ => None,
     };
     Ok(Ok((counters, record)))
+}
+
+/// That nothing is left of a campaign.
+#[derive(Debug, Clone, Copy)]
+pub struct Nothing {
+    /// The campaign's version.
+    pub version: u64,
+    /// The last sequence given: a further one means a further claim.
+    pub sequence: u64,
+    /// The most a user without claims may ask for before another limit refuses.
+    pub most: u64,
+    /// Until a hold falls due or the window ends, 1 s at most: by then Redis has to be asked again.
+    pub lasts: Duration,
+}
+
+/// Reads the reply of `sold_out.lua`.
+pub fn nothing(reply: Value) -> Result<Ready<Option<Nothing>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.text()?)),
+        "open" => Ok(Ok(None)),
+        "sold_out" => Ok(Ok(Some(Nothing {
+            version: parts.number()?,
+            sequence: parts.number()?,
+            most: parts.number()?,
+            lasts: Duration::from_millis(parts.number()?),
+        }))),
+        other => Err(Malformed(other.to_owned())),
+    }
 }
 
 /// Reads the reply of `settle.lua`: the claim, and how many events the campaign has had; `None` when there is no such

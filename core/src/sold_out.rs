@@ -1,0 +1,156 @@
+//! What a core knows by heart once nothing is left: so that a crowd that comes too late costs Redis nothing.
+//!
+//! Only `total` is ever answered from memory, and only to a user who has no claim of the campaign: anyone else may be a
+//! winner asking again, or meet another limit first. Who has one, and that nothing is left, is as Redis said at most
+//! 100 ms ago; a return, a change or an expiry on any core is heard of before that.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use claimgate_shared::{Quantity, UserId};
+use tokio::time::{Instant, sleep};
+
+use crate::campaigns::Known;
+use crate::ledger::scripts::Nothing;
+use crate::ledger::{Ledger, LedgerError};
+
+/// How old what Redis said may be.
+const HEARD_MAX: Duration = Duration::from_millis(100);
+/// How often Redis is asked.
+const ASK: Duration = Duration::from_millis(25);
+/// When nobody has been refused for so long, Redis is no longer asked.
+const IDLE_MAX: Duration = Duration::from_secs(1);
+/// Reading one user's name costs Redis about as much as so many parts of a refusal: names are read once the refusals
+/// that went to Redis have cost as much.
+const USERS_A_REFUSAL: u64 = 16;
+
+/// One campaign's memory of being sold out.
+#[derive(Debug)]
+pub struct SoldOut {
+    hasher: RandomState,
+    began: Instant,
+    memory: RwLock<Memory>,
+    /// Until when the memory holds, in microseconds since `began`.
+    until_us: AtomicU64,
+    /// Refusals that went to Redis since names were last read.
+    refusals: AtomicU64,
+    /// Whether somebody was refused since this was last asked.
+    used: AtomicBool,
+    watched: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    version: u64,
+    /// The most a user without claims may ask for before another limit refuses.
+    most: u64,
+    /// In which epoch and up to which sequence the users are known.
+    known_to: (u64, u64),
+    /// Everyone who has a claim, by a hash: of two users with the same one, both are sent to Redis.
+    users: HashSet<u64>,
+}
+
+impl Default for SoldOut {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            began: Instant::now(),
+            memory: RwLock::default(),
+            until_us: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+            used: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+        }
+    }
+}
+
+impl SoldOut {
+    /// The version under which `user` is refused for certain, because nothing is left; `None` when Redis has to tell.
+    pub fn refuses(&self, user: &UserId, quantity: Quantity) -> Option<u64> {
+        if self.now_us() >= self.until_us.load(Ordering::Acquire) {
+            return None;
+        }
+        let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
+        let certain = u64::from(quantity.get()) <= memory.most
+            && !memory.users.contains(&self.hasher.hash_one(user.as_str().as_bytes()));
+        if !certain {
+            return None;
+        }
+        self.used.store(true, Ordering::Relaxed);
+        Some(memory.version)
+    }
+
+    /// Takes note that Redis has told so many that nothing is left. From now on it is asked again and again, for as long
+    /// as that is so and anyone wants to know.
+    pub fn noticed(self: &Arc<Self>, refusals: u64, ledger: &Arc<Ledger>, known: &Arc<Known>) {
+        self.refusals.fetch_add(refusals, Ordering::Relaxed);
+        self.used.store(true, Ordering::Relaxed);
+        if self.watched.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (this, ledger, known) = (Arc::clone(self), Arc::clone(ledger), Arc::clone(known));
+        tokio::spawn(async move {
+            if let Err(error) = this.watch(&ledger, &known).await {
+                tracing::debug!(%error, "sold out, but not known by heart");
+            }
+            this.until_us.store(0, Ordering::Release);
+            this.watched.store(false, Ordering::Release);
+        });
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    async fn watch(&self, ledger: &Ledger, known: &Known) -> Result<(), LedgerError> {
+        let mut used_at = Instant::now();
+        while used_at.elapsed() < IDLE_MAX {
+            let asked_us = self.now_us();
+            let epoch = known.campaign().epoch;
+            let Some(nothing) = ledger.nothing_left(known).await? else { return Ok(()) };
+            if self.remembers(&nothing, epoch) {
+                let lasts_us = u64::try_from(HEARD_MAX.min(nothing.lasts).as_micros()).unwrap_or(0);
+                self.until_us.store(asked_us + lasts_us, Ordering::Release);
+            } else {
+                self.until_us.store(0, Ordering::Release);
+                if self.refusals.load(Ordering::Relaxed) * USERS_A_REFUSAL >= nothing.sequence {
+                    self.read_users(ledger, known, (epoch, nothing.sequence)).await?;
+                    continue;
+                }
+            }
+            sleep(ASK).await;
+            if self.used.swap(false, Ordering::Relaxed) {
+                used_at = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nobody has been granted anything since the users were read. If so, the rules are those of now.
+    fn remembers(&self, nothing: &Nothing, epoch: u64) -> bool {
+        let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+        (memory.version, memory.most) = (nothing.version, nothing.most);
+        memory.known_to == (epoch, nothing.sequence)
+    }
+
+    /// Reads who has a claim. Whoever was granted one meanwhile shows in the next sequence, and all are read again.
+    async fn read_users(
+        &self,
+        ledger: &Ledger,
+        known: &Known,
+        known_to: (u64, u64),
+    ) -> Result<(), LedgerError> {
+        self.refusals.store(0, Ordering::Relaxed);
+        let mut users = HashSet::new();
+        let read = |user: &[u8], _: &[u8]| {
+            users.insert(self.hasher.hash_one(user));
+        };
+        ledger.each_user(&known.keys, read).await?;
+        let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+        (memory.known_to, memory.users) = (known_to, users);
+        Ok(())
+    }
+}

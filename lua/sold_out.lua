@@ -1,0 +1,23 @@
+-- sold_out: whether nothing is left, and for how long that is certain unless something is given back or changed. Writes
+-- nothing.
+--
+-- KEYS  as in prelude.lua
+-- ARGV  1-3 as in prelude.lua
+--
+-- Replies
+--   {'sold_out', version, sequence, most, ms}    most: what a user without claims could ask for, were there enough;
+--                                                ms: until a hold falls due or the window ends
+--   {'open'}                                     something is left, or another rule refuses first
+--   {'not_ready', why}                           as in claim.lua
+
+local campaign, why = open_campaign()
+if not campaign then return { 'not_ready', why } end
+local now = milliseconds()
+local hold = redis.call('ZRANGE', KEYS[4], 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+local ends = math.min(campaign.ends_at, hold[2] or math.huge, now + 1000)
+if campaign.switch ~= 'on' or now < campaign.starts_at or now >= ends
+  or campaign.taken < (campaign.total or math.huge) then
+  return { 'open' }
+end
+local most = math.min(campaign.per_claim, campaign.per_user, campaign.per_user_per_day)
+return { 'sold_out', campaign.version, campaign.sequence, most, ends - now }
