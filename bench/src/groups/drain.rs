@@ -52,7 +52,7 @@ async fn drain(session: &mut Session, url: &str) -> anyhow::Result<f64> {
     engine.claim(&known, requests).await?;
     let seconds = session
         .measure(async {
-            engine.start_drain();
+            engine.start_drain()?;
             Ok(Watcher::start(&engine.view, CAMPAIGN).finish().await?.seconds)
         })
         .await?;

@@ -59,7 +59,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     let url = sqlite_url(&folder.path().join("register.sqlite"));
     let mut engine = Engine::start(Fsync::EverySecond, &url).await?;
     let known = engine.campaign(CAMPAIGN_ID, generous()).await?;
-    engine.start_drain();
+    engine.start_drain()?;
     session.begin_round();
     let before = redis::used_memory_bytes(&engine.view).await?;
     let mut uuids = Uuids::of(session.seed());
