@@ -8,7 +8,7 @@ use support::RedisView;
 use support::process::command;
 use tokio::process::Command;
 
-use crate::redis::{self, Fsync};
+use crate::redis::{self, Fsync, ask};
 
 const SCRIPT: &str = include_str!("plain.lua");
 const CONNECTIONS: &str = "50";
@@ -37,7 +37,7 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
     let view = server.view().await;
     let url = server.url();
     let socket = Path::new(url.strip_prefix("unix://").context("a unix socket")?);
-    let digest: String = view.try_query(&["SCRIPT", "LOAD", SCRIPT]).await.map_err(anyhow::Error::msg)?;
+    let digest: String = ask(&view, &["SCRIPT", "LOAD", SCRIPT]).await?;
     let warm_up = benchmark(socket, &digest, WARM_UP_USER, pipeline, WARM_UP).await?;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of calls
     // A whole number of pipelines: `redis-benchmark` fills the last one up.
@@ -51,8 +51,8 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
 
 /// Every call was granted, nearly each to a user of its own: random numbers may meet.
 async fn check(view: &RedisView, calls: u64) -> anyhow::Result<()> {
-    let taken: u64 = view.try_query(&["HGET", KEYS[2], "taken"]).await.map_err(anyhow::Error::msg)?;
-    let users: u64 = view.try_query(&["HLEN", KEYS[1]]).await.map_err(anyhow::Error::msg)?;
+    let taken: u64 = ask(view, &["HGET", KEYS[2], "taken"]).await?;
+    let users: u64 = ask(view, &["HLEN", KEYS[1]]).await?;
     ensure!(taken == calls, "baseline (a) granted {taken} of {calls} calls");
     ensure!(users * 1000 >= calls * 999, "baseline (a) had {users} users in {calls} calls");
     Ok(())

@@ -12,7 +12,7 @@ use super::Group;
 use crate::engine::{Engine, generous};
 use crate::figures::{Definition, Unit};
 use crate::lag::Watcher;
-use crate::redis::{self, Fsync};
+use crate::redis::{self, Fsync, ask};
 use crate::session::Session;
 use crate::users::Uuids;
 
@@ -93,21 +93,17 @@ async fn by_key(session: &mut Session, view: &RedisView, bytes: f64) -> anyhow::
 
 /// What Redis itself says a key takes, in bytes; 0 for one that is not there.
 async fn usage(view: &RedisView, name: &str) -> anyhow::Result<f64> {
-    let size: Option<u64> = view
-        .try_query(&["MEMORY", "USAGE", &key(CAMPAIGN_ID, name), "SAMPLES", "1000"])
-        .await
-        .map_err(anyhow::Error::msg)?;
+    let size: Option<u64> =
+        ask(view, &["MEMORY", "USAGE", &key(CAMPAIGN_ID, name), "SAMPLES", "1000"]).await?;
     Ok(size.unwrap_or(0) as f64)
 }
 
 /// Of the hash of users, by arithmetic: what was written, what a dict takes besides, and the rest.
 async fn of_users(session: &mut Session, view: &RedisView) -> anyhow::Result<()> {
     let users = key(CAMPAIGN_ID, "users");
-    let encoding: String =
-        view.try_query(&["OBJECT", "ENCODING", &users]).await.map_err(anyhow::Error::msg)?;
-    let fields: u64 = view.try_query(&["HLEN", &users]).await.map_err(anyhow::Error::msg)?;
-    let sample: Vec<(Vec<u8>, Vec<u8>)> =
-        view.try_query(&["HRANDFIELD", &users, SAMPLE, "WITHVALUES"]).await.map_err(anyhow::Error::msg)?;
+    let encoding: String = ask(view, &["OBJECT", "ENCODING", &users]).await?;
+    let fields: u64 = ask(view, &["HLEN", &users]).await?;
+    let sample: Vec<(Vec<u8>, Vec<u8>)> = ask(view, &["HRANDFIELD", &users, SAMPLE, "WITHVALUES"]).await?;
     // Another layout needs another arithmetic.
     if encoding != "hashtable" || sample.is_empty() {
         return Ok(());
