@@ -6,9 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use claimgate_shared::{
-    CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity, Timestamp,
-};
+use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -149,9 +147,8 @@ impl Way {
     async fn decide(&self, mut batch: Vec<Waiting>) {
         while !batch.is_empty() {
             metrics::batch(batch.len());
-            let entries: Vec<_> =
-                batch.iter().map(|waiting| (waiting.id.clone(), waiting.quantity.get())).collect();
-            match self.ledger.claim(&self.known, &entries).await {
+            let claims = batch.iter().map(|waiting| (&waiting.id, waiting.quantity.get()));
+            match self.ledger.claim(&self.known, claims).await {
                 // Holds that were due have come back; whoever has to ask again does so now, and something came back
                 // for each time round.
                 Ok(decided) => {
@@ -177,56 +174,49 @@ impl Way {
 fn answer(batch: Vec<Waiting>, decided: &Decided) -> Vec<Waiting> {
     let mut again = Vec::new();
     for (waiting, verdict) in batch.into_iter().zip(&decided.verdicts) {
-        let decision = match *verdict {
-            Verdict::Again => {
-                again.push(waiting);
-                continue;
-            }
-            Verdict::Full => Err(GateError::Overloaded),
-            Verdict::Denied(denial) => Ok(decision(decided, Outcome::Denied(denial), 0)),
-            Verdict::Taken { sequence, expires_at: None, taken } => {
-                let claim = waiting.claim(ClaimStatus::Granted, sequence, decided.now, None);
-                Ok(decision(decided, Outcome::Granted(claim), taken))
-            }
-            Verdict::Taken { sequence, expires_at, taken } => {
-                let claim = waiting.claim(ClaimStatus::Held, sequence, decided.now, expires_at);
-                Ok(decision(decided, Outcome::Held(claim), taken))
-            }
-            Verdict::Replayed { claim: Record { status, sequence, claimed_at, expires_at, .. }, taken } => {
-                let claim = waiting.claim(status, sequence, claimed_at, expires_at);
-                Ok(decision(decided, Outcome::Replayed(claim), taken))
-            }
-        };
-        metrics::decided(decision.as_ref().ok(), waiting.since.elapsed());
+        if *verdict == Verdict::Again {
+            again.push(waiting);
+            continue;
+        }
+        let Waiting { id, quantity, since, answer } = waiting;
+        let decision = decision(decided, verdict, id, quantity);
+        metrics::decided(decision.as_ref().ok(), since.elapsed());
         // Nobody there any more is no failure: the claim stands, and a retry finds it.
-        let _ = waiting.answer.send(decision);
+        let _ = answer.send(decision);
     }
     again
 }
 
-fn decision(decided: &Decided, outcome: Outcome, taken: u64) -> Decision {
-    let left = |total| u32::try_from(u64::from(total).saturating_sub(taken)).unwrap_or(u32::MAX);
-    Decision { outcome, remaining: decided.total.map(left), version: decided.version }
-}
-
-impl Waiting {
-    fn claim(
-        &self,
-        status: ClaimStatus,
-        sequence: u64,
-        claimed_at: Timestamp,
-        expires_at: Option<Timestamp>,
-    ) -> Claim {
-        Claim {
-            id: self.id.clone(),
-            campaign_id: self.id.campaign.clone(),
-            user_id: self.id.user.clone(),
-            quantity: self.quantity,
-            status,
-            sequence,
-            claimed_at,
-            expires_at,
-            persisted: None,
+fn decision(
+    decided: &Decided,
+    verdict: &Verdict,
+    id: ClaimId,
+    quantity: Quantity,
+) -> Result<Decision, GateError> {
+    let claim = |status, sequence, claimed_at, expires_at| Claim {
+        campaign_id: id.campaign.clone(),
+        user_id: id.user.clone(),
+        id,
+        quantity,
+        status,
+        sequence,
+        claimed_at,
+        expires_at,
+        persisted: None,
+    };
+    let (outcome, taken) = match *verdict {
+        Verdict::Again | Verdict::Full => return Err(GateError::Overloaded),
+        Verdict::Denied(denial) => (Outcome::Denied(denial), 0),
+        Verdict::Taken { sequence, expires_at: None, taken } => {
+            (Outcome::Granted(claim(ClaimStatus::Granted, sequence, decided.now, None)), taken)
         }
-    }
+        Verdict::Taken { sequence, expires_at, taken } => {
+            (Outcome::Held(claim(ClaimStatus::Held, sequence, decided.now, expires_at)), taken)
+        }
+        Verdict::Replayed { claim: Record { status, sequence, claimed_at, expires_at, .. }, taken } => {
+            (Outcome::Replayed(claim(status, sequence, claimed_at, expires_at)), taken)
+        }
+    };
+    let left = |total| u32::try_from(u64::from(total).saturating_sub(taken)).unwrap_or(u32::MAX);
+    Ok(Decision { outcome, remaining: decided.total.map(left), version: decided.version })
 }

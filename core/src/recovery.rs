@@ -157,7 +157,7 @@ impl Recovery {
         let Ok(lease) = self.owner()?.try_lock(&format!("sweep-{}", known.campaign().id), LEASE).await else {
             return Ok(());
         };
-        while self.ledger.claim(known, &[]).await?.more_due && !lease.is_lost() {}
+        while self.ledger.sweep(known).await? && !lease.is_lost() {}
         lease.release().await?;
         Ok(())
     }

@@ -7,6 +7,7 @@ mod link;
 pub mod loading;
 pub mod scripts;
 
+use std::iter;
 use std::time::Duration;
 
 use claimgate_shared::campaign::Switch;
@@ -98,18 +99,27 @@ impl Ledger {
         Self { link: Link::new(client), archive, backlog_max }
     }
 
-    /// Gives back holds that are due, then decides `requests`, all of `known`'s campaign, in one call.
-    pub async fn claim(&self, known: &Known, requests: &[(ClaimId, u32)]) -> Result<Decided, LedgerError> {
-        let mut claims = Vec::with_capacity(requests.len() * CLAIM_BYTES);
-        for (id, quantity) in requests {
-            scripts::put_claim(&mut claims, id, *quantity);
+    /// Gives back the holds that are due; whether more are than one call gives back.
+    pub async fn sweep(&self, known: &Known) -> Result<bool, LedgerError> {
+        Ok(self.claim(known, iter::empty()).await?.more_due)
+    }
+
+    /// Gives back holds that are due, then decides these claims and quantities, all of `known`'s campaign, in one call.
+    pub async fn claim(
+        &self,
+        known: &Known,
+        wanted: impl Iterator<Item = (&ClaimId, u32)> + Clone,
+    ) -> Result<Decided, LedgerError> {
+        let mut claims = Vec::with_capacity(wanted.size_hint().0 * CLAIM_BYTES);
+        for (id, quantity) in wanted.clone() {
+            scripts::put_claim(&mut claims, id, quantity);
         }
         let reply = self
             .call(known, &scripts::CLAIM, |call| {
                 call.arg(self.backlog_max).arg(&claims[..]);
             })
             .await?;
-        let quantities = requests.iter().map(|(_, quantity)| *quantity);
+        let quantities = wanted.map(|(_, quantity)| quantity);
         let decided = ready(known, scripts::decided(reply, &known.campaign().zone, quantities)?)?;
         known.saw(decided.reached());
         Ok(decided)
