@@ -7,12 +7,16 @@ use crate::machine::Disturbance;
 pub enum Unit {
     /// One thing over another.
     Ratio,
-    /// A number of things.
-    Count,
+    /// Claims.
+    Claims,
+    /// Events of an outbox.
+    Events,
     /// Things per second.
     PerSecond,
-    /// Microseconds.
+    /// Microseconds that pass.
     Microseconds,
+    /// Microseconds of processor time.
+    CpuMicroseconds,
     /// Seconds.
     Seconds,
     /// Bytes.
@@ -26,10 +30,10 @@ impl Unit {
     pub fn text(self, value: f64) -> String {
         match self {
             Self::Ratio => format!("{value:.2}"),
-            Self::Count if value < 100.0 => format!("{value:.1}"),
-            Self::Count => thousands(value),
+            Self::Claims => format!("{value:.1}"),
+            Self::Events => thousands(value),
             Self::PerSecond => format!("{}/s", thousands(value)),
-            Self::Microseconds if value < 100.0 => format!("{value:.2} µs"),
+            Self::CpuMicroseconds => format!("{value:.2} µs"),
             Self::Microseconds if value < 10_000.0 => format!("{value:.0} µs"),
             Self::Microseconds => format!("{:.1} ms", value / 1000.0),
             Self::Seconds => format!("{value:.2} s"),

@@ -19,9 +19,11 @@ const BAR: f64 = 14.0;
 /// Charts of figures without a target: title, unit.
 const CHARTS: &[(&str, Unit)] = &[
     ("Per second", Unit::PerSecond),
-    ("Times", Unit::Microseconds),
+    ("Processor time of Redis", Unit::CpuMicroseconds),
+    ("Latency", Unit::Microseconds),
     ("How long the outbox takes to drain after a load", Unit::Seconds),
-    ("Counts", Unit::Count),
+    ("The most events in the outbox", Unit::Events),
+    ("Claims a batch", Unit::Claims),
     ("Bytes of Redis a claim", Unit::Bytes),
     ("Core's resident memory", Unit::Mebibytes),
 ];
@@ -34,7 +36,7 @@ pub fn page(figures: &Figures, machine: &Value) -> String {
     let mut body = String::new();
     if !judged.is_empty() {
         body += "<h2>Against their targets</h2><p>Each bar is the median over its target, which is the dashed line; \
-                 the thin line reaches from the lowest round to the highest.</p>";
+                 the thin line reaches from the lowest round to the highest. Where the target is at most (≤), short is good.</p>";
         body += &chart(&judged, |figure| figure.definition.target.map_or(1.0, Target::number));
     }
     for (title, unit) in CHARTS {

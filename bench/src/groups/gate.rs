@@ -59,12 +59,12 @@ macro_rules! sets {
             plain_cpu: &Definition::told(
                 concat!("CPU a call, (a) -P 16, ", $word), Unit::Microseconds),
             claim_cpu: &Definition::told(
-                concat!("CPU a claim, in process, ", $word), Unit::Microseconds),
+                concat!("CPU a claim, in process, ", $word), Unit::CpuMicroseconds),
             drained_cpu: &Definition::told(
-                concat!("CPU a claim, until drained, ", $word), Unit::Microseconds),
-            batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Count),
+                concat!("CPU a claim, until drained, ", $word), Unit::CpuMicroseconds),
+            batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Claims),
             backlog: &Definition::told(
-                concat!("largest outbox in process, ", $word), Unit::Count),
+                concat!("largest outbox in process, ", $word), Unit::Events),
             lag: &Definition::told(
                 concat!("drained after, in process, ", $word), Unit::Seconds),
         };)*

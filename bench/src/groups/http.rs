@@ -45,8 +45,8 @@ macro_rules! sets {
             one: &Definition::told(concat!("(c) over HTTP, ", $word), Unit::PerSecond),
             claims: &Definition::told(concat!("(d) over HTTP, ", $word), Unit::PerSecond),
             p99: &Definition::told(concat!("(d) p99 at top rate, ", $word), Unit::Microseconds),
-            batch: &Definition::told(concat!("claims a batch over HTTP, ", $word), Unit::Count),
-            backlog: &Definition::told(concat!("largest outbox over HTTP, ", $word), Unit::Count),
+            batch: &Definition::told(concat!("claims a batch over HTTP, ", $word), Unit::Claims),
+            backlog: &Definition::told(concat!("largest outbox over HTTP, ", $word), Unit::Events),
             lag: &Definition::told(concat!("drained after, over HTTP, ", $word), Unit::Seconds),
             memory_start: &Definition::told(
                 concat!("core's memory at start, ", $word), Unit::Mebibytes),
