@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test soak check setup clean
+.PHONY: help up test bench soak check setup clean
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 
@@ -21,6 +21,12 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 	@cargo build --release --bin claimgate
 	@scripts/build-edge.sh
 	@cargo test --workspace
+
+bench: ## claimgate beside its baselines, in figures, within 10 minutes; OPTIONS="--only gate"; see bench/README.md
+	@$(SETUP)
+	@cargo build --release --bin claimgate
+	@cargo build --release -p claimgate-bench
+	@exec cargo run --quiet --release -p claimgate-bench -- $(OPTIONS)
 
 soak: ## the model for long, twenty rounds of the storm, and every mutant caught; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)

@@ -2,7 +2,6 @@
 //! core does for a granted claim, and decides nothing. A process of its own, as core is, behind core's own listener.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -24,6 +24,8 @@ use crate::users::{UUID_CHARS, Uuids};
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 const ANSWER_BYTES_MAX: usize = 8192;
 const EVENTS_MAX: usize = 256;
+/// So many requests of one load may be sent again after a 503; more of them are a server that does not keep up.
+const AGAIN_MAX: u64 = 10_000;
 /// Latencies are told apart to three digits, up to a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 /// What the timer's events say instead of a connection's number.
@@ -63,6 +65,8 @@ pub struct Tally {
     pub statuses: BTreeMap<u16, u64>,
     /// Answers that said `sold_out`.
     pub sold_out: u64,
+    /// Requests sent again, as they were, after a 503.
+    pub again: u64,
     /// Answers within the time of the load.
     pub in_time: u64,
     /// The time of the load, in seconds.
@@ -74,7 +78,7 @@ pub struct Tally {
 impl Tally {
     fn new() -> anyhow::Result<Self> {
         let latency = Histogram::new_with_max(LATENCY_NS_MAX, 3)?;
-        Ok(Self { statuses: BTreeMap::new(), sold_out: 0, in_time: 0, seconds: 0.0, latency })
+        Ok(Self { statuses: BTreeMap::new(), sold_out: 0, again: 0, in_time: 0, seconds: 0.0, latency })
     }
 
     /// Answers per second.
@@ -85,6 +89,21 @@ impl Tally {
     /// Latency below which the share `quantile` (0 to 1) of the answers came, in microseconds.
     pub fn latency_us(&self, quantile: f64) -> f64 {
         self.latency.value_at_quantile(quantile) as f64 / 1000.0
+    }
+
+    /// How many claims were granted; any other answer fails the run. A claim sent again after a 503 may have been
+    /// granted before, and then is met again.
+    pub fn granted(&self) -> anyhow::Result<u64> {
+        let met_again = self.statuses.get(&200).copied().unwrap_or(0);
+        let granted = self.statuses.get(&201).copied().unwrap_or(0);
+        let all: u64 = self.statuses.values().sum();
+        ensure!(
+            granted + met_again == all && met_again <= self.again,
+            "not every claim was granted (status, number): {:?}; sent again: {}",
+            self.statuses,
+            self.again
+        );
+        Ok(all)
     }
 
     /// How many answers there were, all of `status`; any other fails the run.
@@ -108,6 +127,14 @@ struct Connection {
     filled: usize,
     /// From when the latency counts.
     since: Instant,
+}
+
+impl Connection {
+    fn send(&mut self) -> anyhow::Result<()> {
+        let written = self.stream.write(&self.request).context("sending a request")?;
+        ensure!(written == self.request.len(), "a request did not fit into its socket");
+        Ok(())
+    }
 }
 
 struct Client {
@@ -206,8 +233,7 @@ impl Client {
         }
         connection.since = since;
         connection.filled = 0;
-        let written = connection.stream.write(&connection.request).context("sending a request")?;
-        ensure!(written == connection.request.len(), "a request did not fit into its socket");
+        connection.send()?;
         self.sent += 1;
         Ok(())
     }
@@ -223,6 +249,13 @@ impl Client {
         connection.filled += read;
         let bytes = &connection.answer[..connection.filled];
         let Some(Answer { status, is_sold_out }) = answer::whole(bytes)? else { return Ok(()) };
+        if status == 503 {
+            // Its outcome is unknown, or it was not tried: the same again, and its latency goes on.
+            ensure!(self.tally.again < AGAIN_MAX, "more than {AGAIN_MAX} answers were 503");
+            self.tally.again += 1;
+            connection.filled = 0;
+            return connection.send();
+        }
         let latency = connection.since.elapsed().as_nanos();
         self.tally.latency.saturating_record(u64::try_from(latency).unwrap_or(u64::MAX));
         *self.tally.statuses.entry(status).or_default() += 1;

@@ -16,6 +16,7 @@ mod groups;
 mod lag;
 mod machine;
 mod metrics;
+mod page;
 mod plain;
 mod redis;
 mod report;
@@ -24,6 +25,7 @@ mod session;
 mod users;
 
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -33,7 +35,7 @@ use clap::{Parser, Subcommand};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::groups::{GROUPS, Group};
+use crate::groups::GROUPS;
 use crate::session::{Options, Session};
 
 /// What a run may take in all.
@@ -84,10 +86,12 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    let result = match cli.command {
+    let run = || match cli.command {
         Some(Command::Bare { listen }) => runtime.block_on(bare::listen(listen)),
-        None => runtime.block_on(run_or_stop(cli)),
+        None => runtime.block_on(run_or_stop(&cli)),
     };
+    // What the tests stand on panics where a server fails; it has said why.
+    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow::anyhow!("see above")));
     // A load that still runs must not keep the process.
     runtime.shutdown_background();
     match result {
@@ -103,11 +107,11 @@ fn fail(error: &dyn std::fmt::Display) -> ExitCode {
 }
 
 /// Runs until done, told to stop, or out of time; what was started ends with it in each case.
-async fn run_or_stop(cli: Cli) -> anyhow::Result<()> {
+async fn run_or_stop(cli: &Cli) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
-        result = tokio::time::timeout(TIME_MAX, run(&cli)) => {
+        result = tokio::time::timeout(TIME_MAX, run(cli)) => {
             result.with_context(|| format!("not done within {TIME_MAX:?}"))?
         }
         _ = interrupt.recv() => anyhow::bail!("interrupted"),
@@ -116,8 +120,7 @@ async fn run_or_stop(cli: Cli) -> anyhow::Result<()> {
 }
 
 async fn run(cli: &Cli) -> anyhow::Result<()> {
-    let wanted: Vec<&Group> =
-        GROUPS.iter().filter(|group| cli.only.as_ref().is_none_or(|text| group.is_meant(text))).collect();
+    let wanted = cli.only.as_deref().map_or_else(|| GROUPS.iter().collect(), groups::meant_by);
     anyhow::ensure!(!wanted.is_empty(), "--only: no such group or figure; see --help");
     let load_before = machine::load_average();
     let facts = machine::facts();
@@ -136,9 +139,12 @@ async fn run(cli: &Cli) -> anyhow::Result<()> {
 
 fn write(out: &Path, session: &Session, machine: &Value) -> anyhow::Result<()> {
     std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
-    let file = out.join("report.json");
-    let text = format!("{:#}\n", report::json(session, machine));
-    std::fs::write(&file, text).with_context(|| file.display().to_string())
+    let json = format!("{:#}\n", report::json(session, machine));
+    for (name, text) in [("report.json", json), ("report.html", page::page(&session.figures, machine))] {
+        let file = out.join(name);
+        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
 }
 
 #[allow(clippy::print_stdout)] // the benchmark's answer
@@ -146,7 +152,7 @@ fn print(session: &Session, out: &Path) {
     println!("{}", report::table(&session.figures));
     let noise = report::noise(&session.figures);
     if !noise.is_empty() {
-        println!("\nThe machine was noisy:\n  {}", noise.join("\n  "));
+        println!("\n~ The machine was noisy:\n  {}", noise.join("\n  "));
     }
     println!("\n{0}/report.json, {0}/report.html", out.display());
 }

@@ -8,7 +8,7 @@ use support::RedisView;
 use support::process::command;
 use tokio::process::Command;
 
-use crate::redis::{self, Fsync};
+use crate::redis::{self, Fsync, ask};
 
 const SCRIPT: &str = include_str!("plain.lua");
 const CONNECTIONS: &str = "50";
@@ -18,6 +18,8 @@ const WARM_UP: u64 = 30_000;
 /// stands here comes to the 36 characters of a UUID.
 const USERS: &str = "2000000000";
 const USER: &str = "00000000-0000-4000-8000-__rand_int__";
+/// Others: two runs may draw the same numbers.
+const WARM_UP_USER: &str = "00000000-0000-4000-8001-__rand_int__";
 const KEYS: [&str; 3] = ["plain:{bench}:day", "plain:{bench}:user", "plain:{bench}:campaign"];
 
 /// What a run of the baseline came to.
@@ -35,13 +37,13 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
     let view = server.view().await;
     let url = server.url();
     let socket = Path::new(url.strip_prefix("unix://").context("a unix socket")?);
-    let digest: String = view.try_query(&["SCRIPT", "LOAD", SCRIPT]).await.map_err(anyhow::Error::msg)?;
-    let warm_up = benchmark(socket, &digest, pipeline, WARM_UP).await?;
+    let digest: String = ask(&view, &["SCRIPT", "LOAD", SCRIPT]).await?;
+    let warm_up = benchmark(socket, &digest, WARM_UP_USER, pipeline, WARM_UP).await?;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of calls
     // A whole number of pipelines: `redis-benchmark` fills the last one up.
     let calls = ((warm_up * seconds) as u64).next_multiple_of(u64::from(pipeline));
     let before = redis::cpu_seconds(&view).await?;
-    let calls_per_s = benchmark(socket, &digest, pipeline, calls).await?;
+    let calls_per_s = benchmark(socket, &digest, USER, pipeline, calls).await?;
     let cpu_s = redis::cpu_seconds(&view).await? - before;
     check(&view, WARM_UP + calls).await?;
     Ok(Plain { calls_per_s, cpu_us: cpu_s * 1e6 / calls as f64 })
@@ -49,19 +51,25 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
 
 /// Every call was granted, nearly each to a user of its own: random numbers may meet.
 async fn check(view: &RedisView, calls: u64) -> anyhow::Result<()> {
-    let taken: u64 = view.try_query(&["HGET", KEYS[2], "taken"]).await.map_err(anyhow::Error::msg)?;
-    let users: u64 = view.try_query(&["HLEN", KEYS[1]]).await.map_err(anyhow::Error::msg)?;
+    let taken: u64 = ask(view, &["HGET", KEYS[2], "taken"]).await?;
+    let users: u64 = ask(view, &["HLEN", KEYS[1]]).await?;
     ensure!(taken == calls, "baseline (a) granted {taken} of {calls} calls");
     ensure!(users * 1000 >= calls * 999, "baseline (a) had {users} users in {calls} calls");
     Ok(())
 }
 
 /// Calls per second, as `redis-benchmark` counts them.
-async fn benchmark(socket: &Path, digest: &str, pipeline: u32, calls: u64) -> anyhow::Result<f64> {
+async fn benchmark(
+    socket: &Path,
+    digest: &str,
+    user: &str,
+    pipeline: u32,
+    calls: u64,
+) -> anyhow::Result<f64> {
     let mut command = command(Path::new("redis-benchmark"));
     command.arg("-s").arg(socket).args(["-c", CONNECTIONS, "-r", USERS, "--csv"]);
     command.args(["-P", &pipeline.to_string(), "-n", &calls.to_string()]);
-    command.args(["EVALSHA", digest, "3"]).args(KEYS).args([USER, "5", "5", "1000000000"]);
+    command.args(["EVALSHA", digest, "3"]).args(KEYS).args([user, "5", "5", "1000000000"]);
     let mut command = Command::from(command);
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await.context("redis-benchmark")?;
     let text = String::from_utf8_lossy(&output.stdout);

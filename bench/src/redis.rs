@@ -2,8 +2,11 @@
 
 use std::fmt;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use support::{RedisServer, RedisView};
+
+/// How often a question is asked before Redis is said not to answer.
+const TRIES: u32 = 10;
 
 /// When Redis syncs its append-only file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,8 +49,26 @@ pub async fn used_memory_bytes(view: &RedisView) -> anyhow::Result<f64> {
     field(&info(view, "memory").await?, "used_memory")
 }
 
+/// Whether a child of Redis is rewriting the append-only file: pages it shares are copied meanwhile.
+pub async fn is_rewriting(view: &RedisView) -> anyhow::Result<bool> {
+    Ok(field(&info(view, "persistence").await?, "aof_rewrite_in_progress")? > 0.0)
+}
+
+/// Asks Redis; again where it took too long, which a disk that is busy brings about.
+pub async fn ask<T: ::redis::FromRedisValue>(view: &RedisView, words: &[&str]) -> anyhow::Result<T> {
+    let mut tries = TRIES;
+    loop {
+        tries -= 1;
+        match view.try_query(words).await {
+            Ok(reply) => return Ok(reply),
+            Err(error) if tries == 0 => bail!("{words:?}: {error}"),
+            Err(_) => {}
+        }
+    }
+}
+
 async fn info(view: &RedisView, section: &str) -> anyhow::Result<String> {
-    view.try_query(&["INFO", section]).await.map_err(anyhow::Error::msg)
+    ask(view, &["INFO", section]).await
 }
 
 fn field(info: &str, name: &str) -> anyhow::Result<f64> {

@@ -1,7 +1,7 @@
 //! What a run came to: as a table for people, as JSON for programs.
 
 use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width};
+use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
 use crate::figures::{Figure, Figures, Target};
@@ -19,43 +19,46 @@ pub fn table(figures: &Figures) -> String {
     for figure in figures.in_order() {
         table.add_row(row(figure));
     }
-    for column in [1, 2, 3] {
-        if let Some(column) = table.column_mut(column) {
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if (1..=3).contains(&index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-    }
-    if let Some(name) = table.column_mut(0) {
-        name.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(38)));
     }
     table.trim_fmt()
 }
 
 fn row(figure: &Figure) -> [String; 5] {
     let unit = figure.definition.unit;
-    let (low, high) = figure.range();
-    let rounds = if figure.rounds.len() == 1 {
-        String::new()
-    } else {
-        format!("{} – {}", unit.text(low), unit.text(high))
-    };
     let target = match figure.definition.target {
         None => String::new(),
         Some(Target::AtLeast(least)) => format!("≥ {}", unit.text(least)),
         Some(Target::AtMost(most)) => format!("≤ {}", unit.text(most)),
     };
-    [figure.definition.name.to_owned(), unit.text(figure.value()), rounds, target, verdict(figure)]
+    [figure.definition.name.to_owned(), unit.text(figure.value()), range(figure), target, verdict(figure)]
 }
 
-/// Whether the target is reached, and whether noise lets one tell.
-pub fn verdict(figure: &Figure) -> String {
-    match (figure.reached(), figure.noise()) {
-        (None, None) => String::new(),
-        (None, Some(_)) => "noisy".to_owned(),
-        (Some(_), Some(_)) if figure.is_open() => "too noisy to tell".to_owned(),
-        (Some(reached), noise) => {
-            format!("{}{}", if reached { "yes" } else { "NO" }, if noise.is_some() { ", noisy" } else { "" })
-        }
+/// From the lowest round to the highest, the unit said once.
+pub fn range(figure: &Figure) -> String {
+    if figure.rounds.len() == 1 {
+        return String::new();
     }
+    let (low, high) = figure.range();
+    let (low, high) = (figure.definition.unit.text(low), figure.definition.unit.text(high));
+    match (low.split_once(' '), high.split_once(' ')) {
+        (Some((low, unit)), Some((high, same))) if unit == same => format!("{low}–{high}"),
+        _ => format!("{low}–{high}"),
+    }
+}
+
+/// Whether the target is reached, and whether noise lets one tell: `~` marks a noisy figure whose rounds all agree.
+pub fn verdict(figure: &Figure) -> String {
+    let Some(reached) = figure.reached() else { return String::new() };
+    if figure.is_open() {
+        return "too noisy".to_owned();
+    }
+    let mark = if figure.noise().is_some() { " ~" } else { "" };
+    format!("{}{mark}", if reached { "yes" } else { "NO" })
 }
 
 /// Why figures are noisy, a line each.

@@ -52,21 +52,21 @@ macro_rules! sets {
             rate: &Definition::at_least(
                 concat!("in process ÷ (a) -P 16, ", $word), Unit::Ratio, $least),
             cpu: &Definition::at_most(
-                concat!("Redis CPU per claim ÷ (a) -P 16, ", $word), Unit::Ratio, 0.5),
+                concat!("Redis CPU ÷ (a) -P 16, ", $word), Unit::Ratio, 0.5),
             plain_16: &Definition::told(concat!("(a) -P 16, ", $word), Unit::PerSecond),
             plain_1: &Definition::told(concat!("(a) -P 1, ", $word), Unit::PerSecond),
             claims: &Definition::told(concat!("in process, ", $word), Unit::PerSecond),
             plain_cpu: &Definition::told(
-                concat!("Redis CPU per call of (a) -P 16, ", $word), Unit::Microseconds),
+                concat!("CPU a call, (a) -P 16, ", $word), Unit::Microseconds),
             claim_cpu: &Definition::told(
-                concat!("Redis CPU per claim in process, ", $word), Unit::Microseconds),
+                concat!("CPU a claim, in process, ", $word), Unit::Microseconds),
             drained_cpu: &Definition::told(
-                concat!("… until drained, ", $word), Unit::Microseconds),
+                concat!("CPU a claim, until drained, ", $word), Unit::Microseconds),
             batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Count),
             backlog: &Definition::told(
                 concat!("largest outbox in process, ", $word), Unit::Count),
             lag: &Definition::told(
-                concat!("drained after load in process, ", $word), Unit::Seconds),
+                concat!("drained after, in process, ", $word), Unit::Seconds),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[$(

@@ -47,11 +47,11 @@ macro_rules! sets {
             p99: &Definition::told(concat!("(d) p99 at top rate, ", $word), Unit::Microseconds),
             batch: &Definition::told(concat!("claims a batch over HTTP, ", $word), Unit::Count),
             backlog: &Definition::told(concat!("largest outbox over HTTP, ", $word), Unit::Count),
-            lag: &Definition::told(concat!("drained after load over HTTP, ", $word), Unit::Seconds),
+            lag: &Definition::told(concat!("drained after, over HTTP, ", $word), Unit::Seconds),
             memory_start: &Definition::told(
-                concat!("core's memory before the load, ", $word), Unit::Mebibytes),
+                concat!("core's memory at start, ", $word), Unit::Mebibytes),
             memory_end: &Definition::told(
-                concat!("core's memory after each round, ", $word), Unit::Mebibytes),
+                concat!("core's memory at end, ", $word), Unit::Mebibytes),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[BARE, $(

@@ -1,7 +1,11 @@
 //! What can be measured, one module a group.
 
+mod drain;
 mod gate;
 mod http;
+mod latency;
+mod memory;
+mod sold_out;
 
 use std::pin::Pin;
 
@@ -25,11 +29,14 @@ pub struct Group {
 }
 
 /// All groups, in the order in which they are measured.
-pub const GROUPS: &[Group] = &[gate::GROUP, http::GROUP];
+pub const GROUPS: &[Group] =
+    &[gate::GROUP, http::GROUP, sold_out::GROUP, latency::GROUP, memory::GROUP, drain::GROUP];
 
-impl Group {
-    /// Whether `--only text` means this group: by its name, or by a part of a figure's.
-    pub fn is_meant(&self, text: &str) -> bool {
-        self.name == text || self.figures.iter().any(|figure| figure.name.contains(text))
+/// The groups that `--only text` means: the one of this name, else those with a figure whose name has it as a part.
+pub fn meant_by(text: &str) -> Vec<&'static Group> {
+    let has_figure = |group: &&Group| group.figures.iter().any(|figure| figure.name.contains(text));
+    match GROUPS.iter().find(|group| group.name == text) {
+        Some(group) => vec![group],
+        None => GROUPS.iter().filter(has_figure).collect(),
     }
 }

@@ -1,0 +1,128 @@
+//! What a granted claim takes in Redis once SQL has it too.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use claimgate_core::archive::sqlite_url;
+use support::RedisView;
+use support::inspect::key;
+use tempfile::TempDir;
+
+use super::Group;
+use crate::engine::{Engine, generous};
+use crate::figures::{Definition, Unit};
+use crate::lag::Watcher;
+use crate::redis::{self, Fsync, ask};
+use crate::session::Session;
+use crate::users::Uuids;
+
+/// The group.
+pub const GROUP: Group = Group {
+    name: "memory",
+    about: "bytes of Redis for a granted claim, over a million users; once, since it is arithmetic",
+    figures: &[
+        BYTES, USERS, CLAIMS, HOLDS, OUTBOX, CAMPAIGN, ELSEWHERE, NAMES, RECORDS, ENTRIES, TABLE, ROUNDING,
+    ],
+    run: |session| Box::pin(run(session)),
+};
+
+const BYTES: &Definition = &Definition::at_most("Redis bytes a claim, 1 M users", Unit::Bytes, 220.0);
+const USERS: &Definition = &Definition::told("… users (hash)", Unit::Bytes);
+const CLAIMS: &Definition = &Definition::told("… claims (hash)", Unit::Bytes);
+const HOLDS: &Definition = &Definition::told("… holds (sorted set)", Unit::Bytes);
+const OUTBOX: &Definition = &Definition::told("… outbox (stream)", Unit::Bytes);
+const CAMPAIGN: &Definition = &Definition::told("… campaign (hash)", Unit::Bytes);
+const ELSEWHERE: &Definition = &Definition::told("… everything else in Redis", Unit::Bytes);
+const NAMES: &Definition = &Definition::told("of users: user ids", Unit::Bytes);
+const RECORDS: &Definition = &Definition::told("of users: records", Unit::Bytes);
+const ENTRIES: &Definition = &Definition::told("of users: dict entries", Unit::Bytes);
+const TABLE: &Definition = &Definition::told("of users: the dict's table", Unit::Bytes);
+const ROUNDING: &Definition = &Definition::told("of users: headers, rounding", Unit::Bytes);
+
+const KEYS: &[(&str, &Definition)] =
+    &[("users", USERS), ("claims", CLAIMS), ("holds", HOLDS), ("outbox", OUTBOX), ("campaign", CAMPAIGN)];
+
+const USERS_COUNT: usize = 1_000_000;
+/// Claims made before SQL is waited for.
+const PART: usize = 250_000;
+const CAMPAIGN_ID: &str = "bench";
+/// Three pointers: key, value, next.
+const ENTRY_BYTES: f64 = 24.0;
+const POINTER_BYTES: f64 = 8.0;
+/// Records looked at for their length.
+const SAMPLE: &str = "100";
+/// How long the append-only file may take to be rewritten.
+const REWRITE_POLL: Duration = Duration::from_millis(50);
+
+async fn run(session: &mut Session) -> anyhow::Result<()> {
+    let folder = TempDir::with_prefix("cgb-")?;
+    let url = sqlite_url(&folder.path().join("register.sqlite"));
+    let mut engine = Engine::start(Fsync::EverySecond, &url).await?;
+    let known = engine.campaign(CAMPAIGN_ID, generous()).await?;
+    engine.start_drain()?;
+    session.begin_round();
+    let before = redis::used_memory_bytes(&engine.view).await?;
+    let mut uuids = Uuids::of(session.seed());
+    for _ in 0..USERS_COUNT / PART {
+        engine.claim(&known, uuids.requests(CAMPAIGN_ID, PART)?).await?;
+        Watcher::start(&engine.view, CAMPAIGN_ID).finish().await?;
+    }
+    while redis::is_rewriting(&engine.view).await? {
+        tokio::time::sleep(REWRITE_POLL).await;
+    }
+    let bytes = redis::used_memory_bytes(&engine.view).await? - before;
+    engine.check(&known, USERS_COUNT as u64).await?;
+    session
+        .say(format_args!("{USERS_COUNT} users: {:.1} bytes of Redis a claim", bytes / USERS_COUNT as f64));
+    session.add(BYTES, bytes / USERS_COUNT as f64);
+    by_key(session, &engine.view, bytes).await?;
+    of_users(session, &engine.view).await?;
+    engine.stop().await
+}
+
+async fn by_key(session: &mut Session, view: &RedisView, bytes: f64) -> anyhow::Result<()> {
+    let mut of_keys = 0.0;
+    for (name, definition) in KEYS {
+        let size = usage(view, name).await?;
+        of_keys += size;
+        session.add(definition, size / USERS_COUNT as f64);
+    }
+    session.add(ELSEWHERE, (bytes - of_keys) / USERS_COUNT as f64);
+    Ok(())
+}
+
+/// What Redis itself says a key takes, in bytes; 0 for one that is not there.
+async fn usage(view: &RedisView, name: &str) -> anyhow::Result<f64> {
+    let size: Option<u64> =
+        ask(view, &["MEMORY", "USAGE", &key(CAMPAIGN_ID, name), "SAMPLES", "1000"]).await?;
+    Ok(size.unwrap_or(0) as f64)
+}
+
+/// Of the hash of users, by arithmetic: what was written, what a dict takes besides, and the rest.
+async fn of_users(session: &mut Session, view: &RedisView) -> anyhow::Result<()> {
+    let users = key(CAMPAIGN_ID, "users");
+    let encoding: String = ask(view, &["OBJECT", "ENCODING", &users]).await?;
+    let fields: u64 = ask(view, &["HLEN", &users]).await?;
+    let sample: Vec<(Vec<u8>, Vec<u8>)> = ask(view, &["HRANDFIELD", &users, SAMPLE, "WITHVALUES"]).await?;
+    // Another layout needs another arithmetic.
+    if encoding != "hashtable" || sample.is_empty() {
+        return Ok(());
+    }
+    let per_claim = fields as f64 / USERS_COUNT as f64;
+    let mean = |length: fn(&(Vec<u8>, Vec<u8>)) -> usize| {
+        sample.iter().map(length).sum::<usize>() as f64 / sample.len() as f64 * per_claim
+    };
+    let slots = fields.checked_next_power_of_two().context("a number of slots")?;
+    let parts = [
+        (NAMES, mean(|(name, _)| name.len())),
+        (RECORDS, mean(|(_, record)| record.len())),
+        (ENTRIES, ENTRY_BYTES * per_claim),
+        (TABLE, POINTER_BYTES * slots as f64 / USERS_COUNT as f64),
+    ];
+    let rest =
+        usage(view, "users").await? / USERS_COUNT as f64 - parts.iter().map(|(_, bytes)| bytes).sum::<f64>();
+    for (definition, bytes) in parts.into_iter().chain([(ROUNDING, rest)]) {
+        session.add(definition, bytes);
+    }
+    Ok(())
+}

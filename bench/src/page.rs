@@ -1,0 +1,116 @@
+//! `report.html`: the figures as bar charts, in one file that asks nobody for anything.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::figures::{Figure, Figures, Target, Unit};
+use crate::report;
+
+const STYLE: &str = include_str!("page.css");
+
+/// Sizes of a chart, in its own units.
+const WIDTH: f64 = 860.0;
+const NAMES: f64 = 300.0;
+const BARS: f64 = 400.0;
+const ROW: f64 = 26.0;
+const BAR: f64 = 14.0;
+
+/// Charts of figures without a target: title, unit.
+const CHARTS: &[(&str, Unit)] = &[
+    ("Per second", Unit::PerSecond),
+    ("Times", Unit::Microseconds),
+    ("How long the outbox takes to drain after a load", Unit::Seconds),
+    ("Counts", Unit::Count),
+    ("Bytes of Redis a claim", Unit::Bytes),
+    ("Core's resident memory", Unit::Mebibytes),
+];
+
+/// The whole page.
+pub fn page(figures: &Figures, machine: &Value) -> String {
+    let all = figures.in_order();
+    let (judged, told): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|figure| figure.definition.target.is_some());
+    let mut body = String::new();
+    if !judged.is_empty() {
+        body += "<h2>Against their targets</h2><p>Each bar is the median over its target, which is the dashed line; \
+                 the thin line reaches from the lowest round to the highest.</p>";
+        body += &chart(&judged, |figure| figure.definition.target.map_or(1.0, Target::number));
+    }
+    for (title, unit) in CHARTS {
+        let of_unit: Vec<_> = told.iter().copied().filter(|figure| figure.definition.unit == *unit).collect();
+        if !of_unit.is_empty() {
+            let _ = write!(body, "<h2>{title}</h2>{}", chart(&of_unit, |_| 1.0));
+        }
+    }
+    let noise = report::noise(figures);
+    if !noise.is_empty() {
+        let items = noise.iter().map(|line| escaped(line)).collect::<Vec<_>>().join("<li>");
+        let _ = write!(body, "<h2>The machine was noisy</h2><ul><li>{items}</ul>");
+    }
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>claimgate bench</title>\
+         <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head>\
+         <body><h1>claimgate bench</h1>{body}<h2>The machine</h2><pre>{}</pre></body></html>\n",
+        escaped(&format!("{machine:#}"))
+    )
+}
+
+/// Horizontal bars, one a figure, each of its value over what `over` says, all to one scale.
+fn chart(figures: &[&Figure], over: impl Fn(&Figure) -> f64) -> String {
+    let top = figures.iter().map(|figure| figure.range().1 / over(figure)).fold(0.0, f64::max);
+    let has_targets = figures.iter().any(|figure| figure.definition.target.is_some());
+    let top = if has_targets { f64::max(top, 1.0) } else { top };
+    let x = |value: f64| NAMES + if top > 0.0 { value / top * BARS } else { 0.0 };
+    let height = figures.len() as f64 * ROW;
+    let mut svg = format!("<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\">");
+    for (index, figure) in figures.iter().enumerate() {
+        let middle = (index as f64 + 0.5) * ROW;
+        let (low, high) = figure.range();
+        let scaled = |value: f64| x(value / over(figure));
+        bar(&mut svg, figure, middle, [scaled(figure.value()), scaled(low), scaled(high)]);
+    }
+    if has_targets {
+        let _ = write!(
+            svg,
+            "<line class=\"target\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"0\" y2=\"{height}\"/>",
+            x(1.0)
+        );
+    }
+    svg + "</svg>"
+}
+
+/// One row: its name, its bar to `value`, the line of its rounds from `low` to `high`, and its value in words.
+fn bar(svg: &mut String, figure: &Figure, middle: f64, [value, low, high]: [f64; 3]) {
+    let class = match figure.reached() {
+        None => "told",
+        Some(_) if figure.is_open() => "open",
+        Some(true) => "reached",
+        Some(false) => "missed",
+    };
+    let (text, name) = (escaped(&words(figure)), escaped(figure.definition.name));
+    let (y, line, width) = (middle - BAR / 2.0, middle + 4.0, value - NAMES);
+    let _ = write!(
+        svg,
+        "<text x=\"{name_x}\" y=\"{line}\" class=\"name\">{name}</text>\
+         <rect class=\"{class}\" x=\"{NAMES}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR}\"/>\
+         <line class=\"rounds\" x1=\"{low:.1}\" x2=\"{high:.1}\" y1=\"{middle}\" y2=\"{middle}\"/>\
+         <text x=\"{text_x:.1}\" y=\"{line}\">{text}</text>",
+        name_x = NAMES - 8.0,
+        text_x = high.max(value) + 8.0,
+    );
+}
+
+fn words(figure: &Figure) -> String {
+    let unit = figure.definition.unit;
+    let verdict = match (figure.definition.target, report::verdict(figure)) {
+        (None, _) => String::new(),
+        (Some(Target::AtLeast(least)), verdict) => format!(" (≥ {}: {verdict})", unit.text(least)),
+        (Some(Target::AtMost(most)), verdict) => format!(" (≤ {}: {verdict})", unit.text(most)),
+    };
+    format!("{}{verdict}", unit.text(figure.value()))
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
