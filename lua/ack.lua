@@ -5,16 +5,14 @@
 -- ARGV  entry id and its number of events, in turn
 --
 -- Replies
---   the number of entries taken off; one that another core took off before is not counted again
+--   the number of events that are left; an entry that another core took off before is not counted again
 
-local entries, events = 0, 0
+local events = 0
 for at = 1, #ARGV, 2 do
   if redis.call('XACK', KEYS[2], 'drain', ARGV[at]) == 1 then
     redis.call('XDEL', KEYS[2], ARGV[at])
-    entries, events = entries + 1, events + ARGV[at + 1]
+    events = events + ARGV[at + 1]
   end
 end
-if events > 0 and redis.call('EXISTS', KEYS[1]) == 1 then
-  redis.call('HINCRBY', KEYS[1], 'backlog', string.format('%.0f', -events))
-end
-return entries
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+return redis.call('HINCRBY', KEYS[1], 'backlog', string.format('%.0f', 0 - events))

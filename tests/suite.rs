@@ -31,5 +31,7 @@ mod figures;
 mod page;
 #[path = "suite/problems.rs"]
 mod problems;
+#[path = "suite/sold_out.rs"]
+mod sold_out;
 #[path = "suite/watching.rs"]
 mod watching;

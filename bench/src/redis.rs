@@ -35,7 +35,9 @@ impl fmt::Display for Fsync {
 
 /// An empty Redis on a unix socket.
 pub async fn start(fsync: Fsync) -> RedisServer {
-    RedisServer::start_with(&[("appendfsync", fsync.as_str())], &[]).await
+    // The second as in the Redis that core starts itself.
+    let settings = [("appendfsync", fsync.as_str()), ("auto-aof-rewrite-min-size", "256mb")];
+    RedisServer::start_with(&settings, &[]).await
 }
 
 /// Seconds of processor time that Redis has used, of its own and in the kernel, without its child processes.

@@ -187,6 +187,7 @@ impl App {
     async fn apply(&self, known: &Known) -> Result<(), LedgerError> {
         let campaign = known.campaign();
         self.ledger.change(known, &campaign).await?;
+        self.gate.changed(&campaign.id);
         known.applied(campaign.version);
         Ok(())
     }

@@ -19,6 +19,9 @@ pub struct Known {
     rules: RwLock<Arc<Campaign>>,
     sequence: AtomicU64,
     events: AtomicU64,
+    /// When Redis last decided something for this core, in milliseconds since `began`.
+    decided_ms: AtomicU64,
+    began: Instant,
     /// The version last put into force by this core, and when.
     applied: Mutex<Option<(u64, Instant)>>,
     /// The connection to Redis since which SQL was asked how far the campaign had come.
@@ -31,12 +34,17 @@ pub struct Known {
 /// After so long the calendar is laid out anew, so that it always reaches far ahead.
 const CALENDAR_AGE_MAX: Duration = Duration::from_hours(1);
 
+/// So long after a decision the next one is expected.
+const BUSY_MS: u64 = 20;
+
 impl Known {
     fn new(campaign: Campaign, trouble: Arc<Notify>) -> Self {
         Self {
             keys: Keys::of(&campaign.id),
             sequence: AtomicU64::new(campaign.reached.sequence),
             events: AtomicU64::new(campaign.reached.events),
+            decided_ms: AtomicU64::new(0),
+            began: Instant::now(),
             rules: RwLock::new(Arc::new(campaign)),
             applied: Mutex::default(),
             checked: AtomicU64::new(0),
@@ -94,6 +102,21 @@ impl Known {
     pub fn saw(&self, reached: Reached) {
         self.sequence.fetch_max(reached.sequence, Ordering::AcqRel);
         self.events.fetch_max(reached.events, Ordering::AcqRel);
+    }
+
+    /// Takes note that Redis has decided claims for this core.
+    pub fn decided(&self) {
+        self.decided_ms.store(self.age_ms(), Ordering::Relaxed);
+    }
+
+    /// Whether Redis has decided claims for this core within the last 20 ms.
+    pub fn is_busy(&self) -> bool {
+        let decided_ms = self.decided_ms.load(Ordering::Relaxed);
+        decided_ms > 0 && self.age_ms() < decided_ms + BUSY_MS
+    }
+
+    fn age_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Takes note that the rules of `version` are in force in Redis.

@@ -98,6 +98,14 @@ impl Gate {
         decision.await.map_err(|_| GateError::Stopped)?
     }
 
+    /// Takes note that this core has given something back to `campaign`, or changed its rules: what is remembered of it
+    /// is older than that.
+    pub fn changed(&self, campaign: &CampaignId) {
+        if let Some(lane) = self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(campaign) {
+            lane.sold_out.forget();
+        }
+    }
+
     fn lane(&self, known: &Arc<Known>, id: &CampaignId) -> Arc<Lane> {
         if let Some(lane) = self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(id) {
             return Arc::clone(lane);

@@ -24,8 +24,14 @@ const WAIT: Duration = Duration::from_millis(200);
 const IDLE: Duration = Duration::from_secs(5);
 /// How often to look for that.
 const TAKE_OVER: Duration = Duration::from_secs(2);
-/// How far the drain stands back, as `nice` has it: at 5 it gets a third of what a thread that decides gets.
+/// How far the drain's thread gives way, as `nice` has it: at 5 it gets a third of what a thread that decides gets.
 const NICENESS: i32 = 5;
+/// With so many events at once there is a stampede: then the drain rests so many times as long as it works, until the
+/// outbox is half full.
+const MANY: usize = 2048;
+const REST: u32 = 4;
+/// How often a resting drain looks whether the stampede is over.
+const LOOK_UP: Duration = Duration::from_millis(5);
 const RETRY_MIN: Duration = Duration::from_millis(50);
 const RETRY_MAX: Duration = Duration::from_secs(2);
 
@@ -178,12 +184,16 @@ impl Drain {
             metrics::poison(1);
         }
         if !read.entries.is_empty() {
+            let started = Instant::now();
             match self.archive.drain(&known.campaign().id, &read.entries).await {
                 Err(DrainError::Constraint(error)) => return self.close(known, &error).await,
                 other => other?,
             }
-            self.ledger.acknowledge(&known.keys, &read.entries).await?;
+            let left = self.ledger.acknowledge(&known.keys, &read.entries).await?;
             metrics::drained(read.events() as u64, oldest(&read));
+            if read.events() >= MANY && left < self.ledger.backlog_max() / 2 {
+                stand_back(known, started.elapsed() * REST).await;
+            }
         }
         Ok(read.entries.len() + read.poison.len())
     }
@@ -194,6 +204,14 @@ impl Drain {
         self.ledger.close(&known.keys).await?;
         known.distrust();
         Ok(0)
+    }
+}
+
+/// Leaves the processors to decisions for a while, as long as there are any: SQL catches up after a stampede.
+async fn stand_back(known: &Known, rest: Duration) {
+    let until = Instant::now() + rest;
+    while known.is_busy() && Instant::now() < until {
+        sleep(LOOK_UP).await;
     }
 }
 

@@ -35,6 +35,8 @@ pub struct SoldOut {
     memory: RwLock<Memory>,
     /// Until when the memory holds, in microseconds since `began`.
     until_us: AtomicU64,
+    /// How often this core has changed something: what Redis was asked before that is not to be relied on.
+    changes: AtomicU64,
     /// Refusals that went to Redis since names were last read.
     refusals: AtomicU64,
     /// Whether somebody was refused since this was last asked.
@@ -60,6 +62,7 @@ impl Default for SoldOut {
             began: Instant::now(),
             memory: RwLock::default(),
             until_us: AtomicU64::new(0),
+            changes: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             used: AtomicBool::new(false),
             watched: AtomicBool::new(false),
@@ -101,6 +104,20 @@ impl SoldOut {
         });
     }
 
+    /// Takes note that this core has given something back or changed the rules: Redis has to tell at once.
+    pub fn forget(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.until_us.store(0, Ordering::Release);
+    }
+
+    /// Relies on what Redis said until `until_us`, unless there was a change after the `changes` known when it was asked.
+    fn rely(&self, until_us: u64, changes: u64) {
+        self.until_us.store(until_us, Ordering::Release);
+        if self.changes.load(Ordering::Acquire) != changes {
+            self.until_us.store(0, Ordering::Release);
+        }
+    }
+
     fn now_us(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
@@ -108,12 +125,12 @@ impl SoldOut {
     async fn watch(&self, ledger: &Ledger, known: &Known) -> Result<(), LedgerError> {
         let mut used_at = Instant::now();
         while used_at.elapsed() < IDLE_MAX {
-            let asked_us = self.now_us();
+            let (asked_us, changes) = (self.now_us(), self.changes.load(Ordering::Acquire));
             let epoch = known.campaign().epoch;
             let Some(nothing) = ledger.nothing_left(known).await? else { return Ok(()) };
             if self.remembers(&nothing, epoch) {
                 let lasts_us = u64::try_from(HEARD_MAX.min(nothing.lasts).as_micros()).unwrap_or(0);
-                self.until_us.store(asked_us + lasts_us, Ordering::Release);
+                self.rely(asked_us + lasts_us, changes);
             } else {
                 self.until_us.store(0, Ordering::Release);
                 if self.refusals.load(Ordering::Relaxed) * USERS_A_REFUSAL >= nothing.sequence {

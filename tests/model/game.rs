@@ -104,7 +104,7 @@ impl Game {
             }
             Operation::LookUp(ask) => self.look_up(&ask).await,
             Operation::Clock(to) => {
-                self.system.clock.set_ms(to);
+                self.system.set_clock(to);
                 Ok(())
             }
             Operation::Change(rules) => {

@@ -184,12 +184,12 @@ impl Game {
     /// Moves the clock. Core sweeps holds when it likes: the game goes on when it has.
     async fn move_clock(&mut self, to: i64) -> Result<(), String> {
         self.clock.set_ms(to);
+        // Looks after the campaign now rather than within a second, and no longer refuses by heart.
+        self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
         if self.model.expire(to) == 0 {
             return Ok(());
         }
         while self.model.expire(to) > 0 {}
-        // Looks after the campaign now rather than within a second.
-        self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
         let (redis, held) = (self.redis.view().await, self.model.holds.len());
         eventually(SOON, || async {
             let found: usize = redis.query(&["ZCARD", &support::inspect::key(CAMPAIGN, "holds")]).await;

@@ -17,7 +17,7 @@ use claimgate_shared::{ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, W
 use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
 use serde_json::json;
-use support::wait::SOON;
+use support::wait::{SOON, eventually};
 use support::{RedisServer, RedisView};
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -114,6 +114,18 @@ impl System {
         decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
     }
 
+    /// Moves Redis' clock.
+    pub fn set_clock(&mut self, to_ms: i64) {
+        self.clock.set_ms(to_ms);
+        self.changed();
+    }
+
+    /// Has the gate forget what it knows by heart of being sold out, which may be 100 ms old: as core does with what it
+    /// changes itself, and as time does with the rest.
+    fn changed(&self) {
+        self.core.gate.changed(&self.core.known.campaign().id);
+    }
+
     /// Confirms or returns.
     pub async fn settle(&self, ask: &Ask, settlement: Settlement) -> Result<Option<View>, String> {
         let settlement = match settlement {
@@ -121,6 +133,7 @@ impl System {
             Settlement::Return => CoreSettlement::Return,
         };
         let settled = self.core.ledger.settle(&self.core.known, &claim_id(ask), settlement).await;
+        self.changed();
         Ok(settled.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
     }
 
@@ -141,12 +154,16 @@ impl System {
         };
         self.core.recovery.campaigns.learn(campaign);
         let campaign = self.core.known.campaign();
-        self.core.ledger.change(&self.core.known, &campaign).await.map_err(|error| error.to_string())
+        let changed = self.core.ledger.change(&self.core.known, &campaign).await;
+        self.changed();
+        changed.map_err(|error| error.to_string())
     }
 
     /// Has the recovery look after the campaign, which sweeps holds too.
     pub async fn look_after(&self) -> Result<Recovered, String> {
-        self.core.recovery.look_after(&self.core.known).await.map_err(|error| error.to_string())
+        let recovered = self.core.recovery.look_after(&self.core.known).await;
+        self.changed();
+        recovered.map_err(|error| error.to_string())
     }
 
     /// Drains until the outbox is empty.
@@ -192,6 +209,9 @@ impl System {
     /// `kill -9` of Redis, and back.
     pub async fn restart_redis(&mut self) {
         self.redis.kill_and_restart().await;
+        // Core may have tried to connect a moment too soon, and then lets a little time pass.
+        eventually(SOON, || async { self.core.ledger.ping().await.map_err(|error| error.to_string()) }).await;
+        self.changed();
     }
 
     /// A core that knows only what SQL and Redis know.
@@ -207,6 +227,7 @@ impl System {
         let lost = keys.iter().enumerate().filter(|(at, _)| mask >> at & 1 == 1).map(|(_, key)| *key);
         let words: Vec<_> = std::iter::once("UNLINK").chain(lost).collect();
         self.redis.view().await.query::<u64>(&words).await;
+        self.changed();
         words.contains(&keys[4])
     }
 
@@ -214,6 +235,7 @@ impl System {
     pub async fn starve(&self, starve: bool) {
         let bytes = if starve { "1" } else { "0" };
         self.redis.view().await.query::<()>(&["CONFIG", "SET", "maxmemory", bytes]).await;
+        self.changed();
     }
 
     /// Drains until the outbox is empty, asking Redis past core.

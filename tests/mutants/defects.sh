@@ -17,62 +17,62 @@ defect older_row_wins core/src/archive/claims.rs \
 
 # Invariant 3: one claim a key.
 defect no_replay_check lua/claim.lua \
-    '  local claim = find_claim(work, user, digest)' '  local claim = nil'
+    '    local claim = find_claim(work, record, digest)' '    local claim = nil'
 defect key_of_another_quantity lua/claim.lua \
-    'if claim and claim.quantity ~= quantity then' 'if false then'
+    "struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim" 'REPLAY .. claim'
 defect moved_claims_forgotten lua/prelude.lua \
-    'if record then return unpack_claim(record) end' ''
+    'return work.moved[digest] or nil' 'return nil'
 
 # Invariant 4: a refusal changes nothing.
 defect denial_counts lua/claim.lua \
-    'return { limit[1], math.max(left, 0), day }' \
-    'user.ever = user.ever + quantity
-      return { limit[1], math.max(left, 0), day }'
+    '      if more_due then return AGAIN end' \
+    '      used[3] = used[3] + quantity
+      if more_due then return AGAIN end'
 defect denial_turns_the_day lua/claim.lua \
-    '  local day, today = day_of(work, user)
-  for' \
-    '  user.day, user.today = day_of(work, user)
-  local day, today = user.day, user.today
-  for'
+    '    used[2] = ever
+' \
+    '    used[2] = ever
+    if last_day < today then records[user_id] = with_counters(record, today, 0, ever, string.byte(record, HEADER)) end
+'
 
 # Invariant 1: limits, days, windows.
-defect part_of_a_claim lua/claim.lua 'if quantity > left then' 'if left <= 0 then'
+defect part_of_a_claim lua/claim.lua 'if quantity > limits[i] - used[i] then' 'if limits[i] - used[i] <= 0 then'
 defect total_before_user lua/claim.lua \
-    '  { USER, function' \
-    '  { TOTAL, function(campaign) return (campaign.total or UNLIMITED) - campaign.taken end },
-  { USER, function'
+    '  for i = 1, #limits do' \
+    "  if quantity > limits[3] - used[3] then return TOTAL .. struct.pack('>I5', math.max(limits[3] - used[3], 0)) end
+  for i = 1, #limits do"
 defect units_not_added lua/claim.lua \
-    '  campaign.taken = campaign.taken + quantity' '  campaign.taken = campaign.taken + 1'
+    'sequence + 1, used[3] + quantity' 'sequence + 1, used[3] + 1'
 defect day_one_zone_off lua/prelude.lua \
     '    if from > seconds then break end
     offset = ahead' \
     '    offset = ahead
     if from > seconds then break end'
 defect day_of_utc lua/prelude.lua '(seconds + offset) / 86400' 'seconds / 86400'
-defect day_goes_back lua/claim.lua 'if user.day < work.today then' 'if user.day ~= work.today then'
+defect day_goes_back lua/claim.lua 'if last_day >= today then' 'if last_day == today then'
 defect window_ends_late lua/claim.lua 'if now >= campaign.ends_at' 'if now > campaign.ends_at'
 defect pause_after_window lua/claim.lua \
-    "  if campaign.switch == 'paused' then return { PAUSED } end" \
-    "  if now < campaign.starts_at then return { NOT_STARTED, campaign.starts_at } end
-  if campaign.switch == 'paused' then return { PAUSED } end"
+    "  if campaign.switch == 'paused' then return PAUSED end" \
+    "  if now < campaign.starts_at then return NOT_STARTED .. struct.pack('>I6', campaign.starts_at) end
+  if campaign.switch == 'paused' then return PAUSED end"
 
 # Invariant 9: back once, and to where it was taken.
 defect give_back_forgets_the_day lua/prelude.lua \
-    '  if claim.day == user.day then user.today = user.today - claim.quantity end' ''
-defect give_back_to_any_day lua/prelude.lua 'if claim.day == user.day then' 'if true then'
+    '  if claim.day == day then today = today - claim.quantity end' ''
+defect give_back_to_any_day lua/prelude.lua 'if claim.day == day then' 'if true then'
 defect returned_twice lua/settle.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
-defect confirmed_hold_stays_due lua/settle.lua 'if claim.status == HELD then work.freed' 'if false then work.freed'
+defect confirmed_hold_stays_due lua/settle.lua 'if claim.status == HELD then append' 'if false then append'
 defect hold_lasts_longer lua/settle.lua 'work.now >= claim.expires_at' 'work.now > claim.expires_at'
-defect refused_while_holds_are_due lua/claim.lua 'if work.more_due then return { AGAIN } end' ''
+defect refused_while_holds_are_due lua/claim.lua 'if more_due then return AGAIN end' ''
 defect holds_not_loaded core/src/ledger/loading.rs \
     'claim.status == ClaimStatus::Held)' 'claim.status == ClaimStatus::Revoked)'
 
 # Invariant 8: a Redis that has lost something decides nothing.
 defect floor_not_checked lua/prelude.lua \
-    "if tonumber(f[3]) < tonumber(ARGV[3]) then return nil, 'behind' end" ''
+    "if tonumber(f[17]) < tonumber(ARGV[3]) then return nil, 'behind' end" ''
 defect sentinel_not_checked lua/prelude.lua "    return nil, 'sentinel'" ''
-defect sequence_given_again core/src/recovery.rs 'totals.sequence.max(known.floor())' 'totals.sequence'
+defect sequence_given_again core/src/recovery.rs 'campaign.reached.sequence.max(totals.sequence)' 'totals.sequence'
 
 # Under memory pressure nothing is written.
 defect no_shebang lua/prelude.lua '#!lua

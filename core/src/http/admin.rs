@@ -242,7 +242,9 @@ pub async fn end(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer
 pub async fn warm_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(path_id(&uri)).await?;
-    match app.recovery.look_after(&known).await.map_err(|error| not_recovered(&error))? {
+    let recovered = app.recovery.look_after(&known).await;
+    app.gate.changed(&known.campaign().id);
+    match recovered.map_err(|error| not_recovered(&error))? {
         Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, path_id(&uri)).await?),
         Recovered::Elsewhere => {
             Err(Problem::new(Code::CampaignNotReady, "another core is loading it").into())

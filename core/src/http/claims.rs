@@ -139,6 +139,7 @@ async fn settle(app: &App, parts: &request::Parts, settlement: Settlement) -> Re
         })?;
     }
     let settled = app.ledger.settle(&known, &id, settlement).await.map_err(|error| undecided(&error))?;
+    app.gate.changed(&id.campaign);
     if let Some(record) = settled {
         return standing(id, &record, None);
     }

@@ -19,6 +19,8 @@ use crate::metrics;
 /// A unix socket's path ends at 108 bytes, its terminating zero included.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 const SOCKET_NAME: &str = "redis.sock";
+/// The file is written anew, without what is superseded, from this size on: not in the middle of a stampede.
+const REWRITE_MIN: &str = "256mb";
 /// The one user that core's Redis knows.
 pub const REDIS_USER: &str = "claimgate";
 
@@ -187,7 +189,7 @@ fn config(settings: &Settings, folder: &Path, socket: &Path) -> String {
     format!(
         "port 0\nunixsocket \"{socket}\"\nunixsocketperm 700\ndir \"{folder}\"\nlogfile \"{folder}/redis.log\"\n\
          daemonize no\nsave \"\"\nappendonly yes\nappendfsync always\nno-appendfsync-on-rewrite no\n\
-         aof-load-truncated yes\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
+         aof-load-truncated yes\nauto-aof-rewrite-min-size {REWRITE_MIN}\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
          user default off resetpass ~* &* +@all\n\
          user {REDIS_USER} on #{hash} ~cg:* &* +@all -@dangerous -@admin +info +config|get\n",
         memory = settings.maxmemory_bytes,

@@ -201,14 +201,14 @@ impl Ledger {
         Ok(OutboxReader { connection, consumer: consumer.to_owned() })
     }
 
-    /// Takes `entries` off the outbox, after SQL has committed them.
-    pub async fn acknowledge(&self, keys: &Keys, entries: &[Entry]) -> Result<(), LedgerError> {
+    /// Takes `entries` off the outbox, after SQL has committed them; how many events are left there.
+    pub async fn acknowledge(&self, keys: &Keys, entries: &[Entry]) -> Result<u64, LedgerError> {
         let mut call = scripts::ACK.prepare_invoke();
         call.key(&keys.campaign).key(&keys.outbox);
         for entry in entries {
             call.arg(&entry.id).arg(entry.events.len());
         }
-        self.run(&call).await.map(drop)
+        Ok(scripts::count(&self.run(&call).await?)?)
     }
 
     /// Moves an entry that no core has written out of the drain's way.

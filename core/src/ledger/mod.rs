@@ -122,6 +122,7 @@ impl Ledger {
         let quantities = wanted.map(|(_, quantity)| quantity);
         let decided = ready(known, scripts::decided(reply, &known.campaign().zone, quantities)?)?;
         known.saw(decided.reached());
+        known.decided();
         Ok(decided)
     }
 
@@ -189,6 +190,11 @@ impl Ledger {
         }
         call.arg(verb).arg(owner).arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
         Ok(scripts::lease(self.run(&call).await?)?)
+    }
+
+    /// The most events the outbox may hold before new claims are put off.
+    pub fn backlog_max(&self) -> u64 {
+        self.backlog_max
     }
 
     /// That nothing is left of the campaign, and for how long that is certain; `None` when there is, or when another rule

@@ -514,6 +514,14 @@ pub fn lease(reply: Value) -> Result<Lease, Malformed> {
     })
 }
 
+/// Reads a reply that is a number and nothing else.
+pub fn count(reply: &Value) -> Result<u64, Malformed> {
+    match reply {
+        Value::Int(number) => Ok(u64::try_from(*number).unwrap_or(0)),
+        other => Err(malformed(other)),
+    }
+}
+
 /// Reads a reply that is one word out of `words`, as its place among them.
 pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
     let mut parts = Parts::of(reply)?;

@@ -1,0 +1,141 @@
+//! Sold out, and known by heart: a crowd that comes too late costs Redis nothing, and nobody is told anything else for it.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_process::API_TOKEN;
+use support::postgres::Postgres;
+use support::times::from_now;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, SOON, eventually};
+
+/// As old as a refusal of core's may be.
+const HEARD_MAX: Duration = Duration::from_millis(100);
+
+/// Two cores on one Redis and one SQL.
+struct Pair {
+    granting: Core,
+    refusing: Core,
+    redis: RedisServer,
+    _postgres: Postgres,
+}
+
+impl Pair {
+    async fn start() -> Option<Self> {
+        let postgres = match Postgres::start().await {
+            Ok(postgres) => postgres,
+            Err(why) => {
+                eprintln!("SKIPPED sold out, known by heart by two cores: {why}");
+                assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
+                return None;
+            }
+        };
+        let url = postgres.database("register").await;
+        let redis = RedisServer::start().await;
+        let start = || {
+            let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
+            options.with("CLAIMGATE_REDIS_URL", redis.url()).start()
+        };
+        let (granting, refusing) = (start().await, start().await);
+        Some(Self { granting, refusing, redis, _postgres: postgres })
+    }
+
+    /// A crowd is refused by the second core until it no longer asks Redis.
+    async fn until_known_by_heart(&self, campaign: &str, crowd: &str) {
+        let before = by_heart(&self.refusing).await;
+        eventually(SOON, || async {
+            for user in 0..20 {
+                let refused = self.refusing.claim(campaign, &format!("{crowd}-{user}"), "k").await;
+                refused.refused(409, "sold_out");
+            }
+            let now = by_heart(&self.refusing).await;
+            holds(now >= before + 20, || format!("{now} refused by heart, {before} before"))
+        })
+        .await;
+    }
+}
+
+/// Claims that `core` has refused without asking Redis.
+async fn by_heart(core: &Core) -> u64 {
+    let metrics = core.client().try_get(&core.admin_url("/metrics"), "").await.unwrap().text();
+    let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_sold_out_by_heart_total "));
+    line.map_or(0, |count| count.parse().unwrap())
+}
+
+async fn a_moment_later() {
+    tokio::time::sleep(HEARD_MAX).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_core_gives_back_is_there_for_the_taking() {
+    let Some(mut pair) = Pair::start().await else { return };
+    let limits = json!({"total": 20, "per_user": 2, "per_user_per_day": 1, "per_claim": 2});
+    pair.granting.create("demo", limits).await;
+    let mut winners = Vec::new();
+    for user in 0..20 {
+        let won = pair.granting.claim("demo", &format!("winner-{user}"), "k").await.expect(201);
+        winners.push(won.json()["claim"]["id"].as_str().unwrap().to_owned());
+    }
+    pair.until_known_by_heart("demo", "first").await;
+
+    // A core that has granted nothing answers winners as the one that has.
+    let again = pair.refusing.claim("demo", "winner-3", "k").await.expect(200);
+    assert_eq!(again.json()["claim"]["id"].as_str(), Some(winners[3].as_str()));
+    pair.refusing.claim("demo", "winner-3", "another").await.refused(409, "user_daily_limit_reached");
+    pair.refusing.claim_units("demo", "late", "k", 3).await.refused(422, "quantity_out_of_range");
+    pair.refusing.claim_units("demo", "late", "k", 2).await.refused(409, "user_daily_limit_reached");
+
+    returned(&pair.granting, &winners[7]).await;
+    a_moment_later().await;
+    pair.refusing.claim("demo", "patient", "k").await.expect(201);
+    pair.until_known_by_heart("demo", "second").await;
+    pair.refusing.claim("demo", "patient", "k").await.expect(200);
+
+    pair.granting.patch("demo", json!({"limits": {"total": 21}})).await.expect(200);
+    a_moment_later().await;
+    pair.refusing.claim("demo", "raised", "k").await.expect(201);
+    pair.until_known_by_heart("demo", "third").await;
+
+    pair.granting.switch("demo", "pause").await.expect(200);
+    a_moment_later().await;
+    pair.refusing.claim("demo", "late", "k").await.refused(403, "paused");
+    pair.granting.switch("demo", "resume").await.expect(200);
+    pair.until_known_by_heart("demo", "fourth").await;
+
+    pair.redis.process().kill();
+    a_moment_later().await;
+    pair.refusing.claim("demo", "late", "k").await.refused(503, "unavailable");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_that_expires_is_there_for_the_taking() {
+    let Some(pair) = Pair::start().await else { return };
+    let body = json!({
+        "id": "held", "name": "Held", "starts_at": from_now(-60), "limits": {"total": 5}, "hold_seconds": 4,
+    });
+    pair.granting.create_with(body).await;
+    for user in 0..5 {
+        pair.granting.claim("held", &format!("holder-{user}"), "k").await.expect(201);
+    }
+    pair.until_known_by_heart("held", "crowd").await;
+    // Refused until the very millisecond at which a hold falls due.
+    eventually(SOON, || async {
+        let reply = pair.refusing.claim("held", "patient", "k").await;
+        holds(reply.status == 201, || reply.text())
+    })
+    .await;
+    let first = pair.refusing.look_up(&first_claim(&pair).await).await.expect(200);
+    assert_eq!(first.json()["claim"]["status"], "expired");
+}
+
+/// The claim that was held first.
+async fn first_claim(pair: &Pair) -> String {
+    let held = pair.granting.claim("held", "holder-0", "k").await.expect(200);
+    held.json()["claim"]["id"].as_str().unwrap().to_owned()
+}
+
+async fn returned(core: &Core, claim_id: &str) {
+    let url = core.url(&format!("/internal/v1/claims/{claim_id}/return"));
+    core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+}
