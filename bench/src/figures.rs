@@ -34,7 +34,7 @@ impl Unit {
             Self::Events => thousands(value),
             Self::PerSecond => format!("{}/s", thousands(value)),
             Self::CpuMicroseconds => format!("{value:.2} µs"),
-            Self::Microseconds if value < 10_000.0 => format!("{value:.0} µs"),
+            Self::Microseconds if value < 1000.0 => format!("{value:.0} µs"),
             Self::Microseconds => format!("{:.1} ms", value / 1000.0),
             Self::Seconds => format!("{value:.2} s"),
             Self::Bytes => format!("{value:.1} B"),
@@ -62,6 +62,12 @@ impl Target {
     pub fn number(self) -> f64 {
         let (Self::AtLeast(number) | Self::AtMost(number)) = self;
         number
+    }
+
+    /// With its sign, as people read it.
+    pub fn text(self, unit: Unit) -> String {
+        let sign = if matches!(self, Self::AtLeast(_)) { '≥' } else { '≤' };
+        format!("{sign} {}", unit.text(self.number()).replace(".0 ", " "))
     }
 
     /// Whether `value` is good enough.

@@ -105,11 +105,10 @@ fn bar(svg: &mut String, figure: &Figure, middle: f64, [value, low, high]: [f64;
 
 fn words(figure: &Figure) -> String {
     let unit = figure.definition.unit;
-    let verdict = match (figure.definition.target, report::verdict(figure)) {
-        (None, _) => String::new(),
-        (Some(Target::AtLeast(least)), verdict) => format!(" (≥ {}: {verdict})", unit.text(least)),
-        (Some(Target::AtMost(most)), verdict) => format!(" (≤ {}: {verdict})", unit.text(most)),
-    };
+    let verdict = figure
+        .definition
+        .target
+        .map_or_else(String::new, |target| format!(" ({}: {})", target.text(unit), report::verdict(figure)));
     format!("{}{verdict}", unit.text(figure.value()))
 }
 

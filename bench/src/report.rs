@@ -30,11 +30,7 @@ pub fn table(figures: &Figures) -> String {
 
 fn row(figure: &Figure) -> [String; 5] {
     let unit = figure.definition.unit;
-    let target = match figure.definition.target {
-        None => String::new(),
-        Some(Target::AtLeast(least)) => format!("≥ {}", unit.text(least)),
-        Some(Target::AtMost(most)) => format!("≤ {}", unit.text(most)),
-    };
+    let target = figure.definition.target.map_or_else(String::new, |target| target.text(unit));
     [figure.definition.name.to_owned(), unit.text(figure.value()), range(figure), target, verdict(figure)]
 }
 

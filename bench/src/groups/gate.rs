@@ -57,11 +57,11 @@ macro_rules! sets {
             plain_1: &Definition::told(concat!("(a) -P 1, ", $word), Unit::PerSecond),
             claims: &Definition::told(concat!("in process, ", $word), Unit::PerSecond),
             plain_cpu: &Definition::told(
-                concat!("CPU a call, (a) -P 16, ", $word), Unit::Microseconds),
+                concat!("CPU a call, (a) -P 16, ", $word), Unit::CpuMicroseconds),
             claim_cpu: &Definition::told(
                 concat!("CPU a claim, in process, ", $word), Unit::CpuMicroseconds),
             drained_cpu: &Definition::told(
-                concat!("CPU a claim, until drained, ", $word), Unit::CpuMicroseconds),
+                concat!("CPU a claim, drained, ", $word), Unit::CpuMicroseconds),
             batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Claims),
             backlog: &Definition::told(
                 concat!("largest outbox in process, ", $word), Unit::Events),
