@@ -54,7 +54,7 @@ struct Cli {
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     /// Connections of the HTTP load
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 256)]
     connections: usize,
     /// Only this group, or the groups with a figure whose name contains this
     #[arg(long, value_name = "GROUP|FIGURE")]

@@ -1,9 +1,11 @@
 //! What every request and every answer goes through: bounded bodies, request ids, problems, load shedding.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes};
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER, TRANSFER_ENCODING, WWW_AUTHENTICATE,
     X_CONTENT_TYPE_OPTIONS,
@@ -17,6 +19,7 @@ use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem, UserId};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
 /// The largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
@@ -86,11 +89,11 @@ pub async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Prob
 }
 
 /// Gives the request its id, and writes out its answer: a problem's body, the headers that every answer carries.
-pub async fn finish(mut request: Request, next: Next) -> Response {
+pub async fn finish(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(&request);
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    request.headers_mut().insert(REQUEST_ID, id.clone());
+    let line = tracing::enabled!(tracing::Level::DEBUG)
+        .then(|| (request.method().clone(), request.uri().path().to_owned()));
     let mut response = next.run(request).await;
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         let allow = response.headers().clone();
@@ -100,12 +103,14 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
     }
+    if let Some((method, path)) = line {
+        let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
+        tracing::debug!(request = ?id, %method, path, status, ms, "answered");
+    }
     let headers = response.headers_mut();
-    headers.insert(REQUEST_ID, id.clone());
+    headers.insert(REQUEST_ID, id);
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
-    tracing::debug!(request = ?id, %method, path, status, ms, "answered");
     response
 }
 
@@ -128,17 +133,30 @@ fn write_problem(response: &mut Response, problem: &Problem) {
 fn request_id(request: &Request) -> HeaderValue {
     let given = request.headers().get(REQUEST_ID);
     let good = given.filter(|value| value.to_str().is_ok_and(|text| text.parse::<UserId>().is_ok()));
-    good.cloned().unwrap_or_else(|| {
-        let mut bytes = [0; 16];
-        // Without randomness the id is only less useful.
-        let _ = getrandom::fill(&mut bytes);
-        HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
-    })
+    good.cloned().unwrap_or_else(own_id)
 }
 
-/// More requests at once than core takes: nothing was tried.
-pub async fn overloaded(_: tower::BoxError) -> Refused {
-    Problem::new(Code::Overloaded, "too many requests at once").into()
+/// Drawn once for this process, and counted on from: an id has to be told from others, not to be secret.
+fn own_id() -> HeaderValue {
+    static PROCESS: LazyLock<[u8; 8]> = LazyLock::new(|| {
+        let mut bytes = [0; 8];
+        // Without randomness the id is only less useful.
+        let _ = getrandom::fill(&mut bytes);
+        bytes
+    });
+    static REQUESTS: AtomicU64 = AtomicU64::new(0);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&*PROCESS);
+    bytes[8..].copy_from_slice(&REQUESTS.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
+}
+
+/// Lets in as many requests at once as core takes; of the others, nothing is tried.
+pub async fn limited(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    match permits.try_acquire() {
+        Ok(_permit) => next.run(request).await,
+        Err(_) => Refused(Problem::new(Code::Overloaded, "too many requests at once")).into_response(),
+    }
 }
 
 /// A path that no route has.

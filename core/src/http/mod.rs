@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::error_handling::HandleErrorLayer;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::middleware::from_fn;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse as _;
 use axum::routing::{get, post};
 use claimgate_shared::{Code, Problem};
@@ -22,11 +21,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tower::ServiceBuilder;
-use tower::limit::GlobalConcurrencyLimitLayer;
+use tokio::sync::{Semaphore, watch};
 
-use self::exchange::{Answer, Refused, finish, json, not_found, overloaded};
+use self::exchange::{Answer, Refused, finish, json, limited, not_found};
 use crate::app::App;
 
 /// How long a request's head may take to come in.
@@ -68,13 +65,9 @@ pub fn admin(app: App) -> Router {
 
 /// What both listeners share. The health checks stand outside the limit on concurrency: a busy core is alive.
 fn with_limits(routes: Router<App>, app: App) -> Router {
-    let limits = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(overloaded))
-        .load_shed()
-        // The global one: the plain layer would count each route by itself.
-        .layer(GlobalConcurrencyLimitLayer::new(app.concurrency_max));
+    let permits = Arc::new(Semaphore::new(app.concurrency_max));
     routes
-        .layer(limits)
+        .layer(from_fn_with_state(permits, limited))
         .route("/livez", get(|| async { "alive\n" }))
         .route("/readyz", get(ready))
         .fallback(not_found)
