@@ -25,6 +25,8 @@ mod days;
 mod edge;
 #[path = "suite/edge_input.rs"]
 mod edge_input;
+#[path = "suite/fairness.rs"]
+mod fairness;
 #[path = "suite/figures.rs"]
 mod figures;
 #[path = "suite/page.rs"]

@@ -18,7 +18,8 @@ use crate::sold_out::SoldOut;
 
 /// The most claims that one call decides.
 pub const BATCH_MAX: usize = 256;
-/// Claims of one campaign under way at once: while Redis works on one full batch, the next is on its way.
+/// Claims of one campaign under way at once: while Redis works on one full batch the next is on its way. Another
+/// campaign's claim waits behind the batch at work and that one, and no more.
 const UNDER_WAY_MAX: usize = 2 * BATCH_MAX;
 /// The most claims that may wait for one campaign; further ones are turned away untried.
 const WAITING_MAX: usize = 8192;
@@ -136,9 +137,16 @@ struct Way {
 
 impl Way {
     async fn run(self: Arc<Self>, batch_max: usize, mut lane: mpsc::Receiver<Waiting>) {
-        let calls = Arc::new(Semaphore::new(UNDER_WAY_MAX / batch_max));
+        let calls_max = UNDER_WAY_MAX / batch_max;
+        let calls = Arc::new(Semaphore::new(calls_max));
+        let others = u32::try_from(calls_max - 1).unwrap_or(u32::MAX);
         // The permit comes first: what arrives while all calls are under way goes in the next one, together.
         while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
+            // Beside a call that is under way a further one pays only when it is full: much of Redis' work for a call is
+            // the same for one claim and for many. Batches of one are always full.
+            if batch_max > 1 && lane.len() < batch_max {
+                let _ = calls.acquire_many(others).await;
+            }
             let mut batch = Vec::new();
             if lane.recv_many(&mut batch, batch_max).await == 0 {
                 return;

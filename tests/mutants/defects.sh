@@ -23,6 +23,12 @@ defect key_of_another_quantity lua/claim.lua \
 defect moved_claims_forgotten lua/prelude.lua \
     'return work.moved[digest] or nil' 'return nil'
 
+defect winners_refused_by_heart core/src/sold_out.rs \
+    'u64::from(quantity.get()) <= memory.most
+            && !memory.users' \
+    'u64::from(quantity.get()) <= memory.most
+            || !memory.users'
+
 # Invariant 4: a refusal changes nothing.
 defect denial_counts lua/claim.lua \
     '      if more_due then return AGAIN end' \
