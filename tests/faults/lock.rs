@@ -96,15 +96,19 @@ async fn an_old_token_cannot_write() {
         command.extend(more);
         redis.query::<Vec<String>>(&command).await.remove(0)
     };
-    assert_eq!(step("7", "begin", &[]).await, "done");
-    assert_eq!(step("8", "begin", &[]).await, "done", "a newer holder takes over");
+    assert_eq!(step("7", "begin", &[""]).await, "done");
+    assert_eq!(step("8", "begin", &[""]).await, "done", "a newer holder takes over");
     row.fault();
     assert_eq!(step("7", "users", &["alice", "record"]).await, "late");
     assert_eq!(step("7", "open", &["0", "0", "0", "switch", "on"]).await, "late");
-    assert_eq!(step("7", "begin", &[]).await, "late");
+    assert_eq!(step("7", "begin", &[""]).await, "late");
     assert_eq!(redis.query::<u64>(&["HLEN", &keys[1]]).await, 1, "nothing but the sentinel");
     assert_eq!(step("8", "open", &["0", "0", "0", "switch", "on"]).await, "done");
-    assert_eq!(step("9", "begin", &[]).await, "late", "an open campaign is loaded only under a newer epoch");
+    assert_eq!(
+        step("9", "begin", &[""]).await,
+        "late",
+        "an open campaign is loaded only under a newer epoch"
+    );
     row.passed(7, "load.lua answered late");
 }
 

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -20,6 +21,8 @@ use crate::{Core, RedisView, claim_body};
 
 /// Calls of the judge at once.
 const AT_ONCE: usize = 64;
+/// How old what a core refuses by may be.
+const REFUSAL_AGE_MAX: Duration = Duration::from_millis(100);
 
 /// The highest that each limit of the campaign has ever been; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default)]
@@ -236,6 +239,8 @@ impl Checker {
             let Seen::Denied { code, remaining } = self.decided(core, &user).await else { continue };
             assert_eq!((code.as_str(), remaining), ("sold_out", Some(0)), "{user}");
             self.one_more(cores[0]).await;
+            // So old a core's refusal may be.
+            tokio::time::sleep(REFUSAL_AGE_MAX).await;
             let seen = self.decided(core, &user).await;
             assert!(matches!(seen, Seen::Claimed { .. }), "{user} was {seen:?} though one more was there");
         }
