@@ -11,7 +11,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::campaigns::Known;
-use crate::ledger::scripts::{Decided, Record, Verdict};
+use crate::ledger::record::Record;
+use crate::ledger::scripts::{Decided, Verdict};
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
 use crate::sold_out::SoldOut;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use claimgate_core::archive::ClaimRow;
-use claimgate_core::ledger::scripts::Record;
+use claimgate_core::ledger::record::Record;
 use claimgate_shared::Timestamp;
 use support::RedisView;
 use support::inspect::key;

@@ -14,7 +14,7 @@ use sqlx::{Any, AssertSqlSafe, Connection as _, Row as _, Transaction};
 use super::campaigns::{big, unreadable, unsigned};
 use super::{Archive, ArchiveError};
 use crate::ledger::events::{Entry, Event};
-use crate::ledger::scripts::Record;
+use crate::ledger::record::Record;
 
 /// Why entries were not written.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,7 @@ use super::auth::Caller;
 use super::exchange::{Answer, Refused, json, read_json};
 use crate::app::App;
 use crate::gate::GateError;
-use crate::ledger::scripts::Record;
+use crate::ledger::record::Record;
 use crate::ledger::{LedgerError, Settlement};
 
 /// The longest a caller waits for a decision; the edge gives core 2 s in all.

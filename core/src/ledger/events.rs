@@ -13,7 +13,8 @@ use redis::{AsyncCommands as _, Value};
 
 use super::keys::{DRAIN_GROUP, Keys};
 use super::link::RESPONSE_TIMEOUT;
-use super::scripts::{self, Record, timestamp};
+use super::record::{Record, timestamp};
+use super::scripts;
 use super::{Ledger, LedgerError};
 
 /// Entries read at once from each campaign's stream.

@@ -8,7 +8,8 @@ use redis::ScriptInvocation;
 
 use super::keys::Keys;
 use super::link::Session;
-use super::scripts::{self, Record, put_be};
+use super::record::{Record, put_be};
+use super::scripts;
 use super::{Ledger, LedgerError, rule_fields};
 use crate::campaign::{Campaign, Reached};
 

@@ -5,6 +5,7 @@ pub mod events;
 pub mod keys;
 mod link;
 pub mod loading;
+pub mod record;
 pub mod scripts;
 
 use std::iter;
@@ -16,7 +17,8 @@ use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::keys::Keys;
 use self::link::{Link, Session};
-use self::scripts::{Counters, Decided, Lease, Malformed, Nothing, Record};
+use self::record::{Record, taken_ever};
+use self::scripts::{Counters, Decided, Lease, Malformed, Nothing};
 use crate::archive::{Archive, ArchiveError};
 use crate::campaign::{Campaign, Reached};
 use crate::campaigns::Known;
@@ -207,7 +209,7 @@ impl Ledger {
     /// Units taken, summed over all users' records.
     pub async fn taken_by_users(&self, keys: &Keys) -> Result<u64, LedgerError> {
         let mut sum = 0;
-        self.each_user(keys, |_, record| sum += scripts::taken_ever(record)).await?;
+        self.each_user(keys, |_, record| sum += taken_ever(record)).await?;
         Ok(sum)
     }
 
