@@ -23,12 +23,6 @@ defect key_of_another_quantity lua/claim.lua \
 defect moved_claims_forgotten lua/prelude.lua \
     'return work.moved[digest] or nil' 'return nil'
 
-defect winners_refused_by_heart core/src/sold_out.rs \
-    'u64::from(quantity.get()) <= memory.most
-            && !memory.users' \
-    'u64::from(quantity.get()) <= memory.most
-            || !memory.users'
-
 # Invariant 4: a refusal changes nothing.
 defect denial_counts lua/claim.lua \
     '      if more_due then return AGAIN end' \
@@ -38,7 +32,7 @@ defect denial_turns_the_day lua/claim.lua \
     '    used[2] = ever
 ' \
     '    used[2] = ever
-    if last_day < today then records[user_id] = with_counters(record, today, 0, ever, string.byte(record, HEADER)) end
+    if last_day < today then append(users, user_id, with_counters(record, today, 0, ever, string.byte(record, HEADER))) end
 '
 
 # Invariant 1: limits, days, windows.
