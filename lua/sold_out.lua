@@ -6,7 +6,7 @@
 --
 -- Replies
 --   {'sold_out', version, sequence, most, ms}    most: what a user without claims could ask for, were there enough;
---                                                ms: until a hold falls due or the window ends
+--                                                ms: until a hold falls due or the window ends, 1,000 at most
 --   {'open'}                                     something is left, or another rule refuses first
 --   {'not_ready', why}                           as in claim.lua
 

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# `make up`: core and the edge with a campaign to try, until Ctrl-C; leaves no process behind.
+# `make up` and `make up-workerd`: core and the edge with a campaign to try, until Ctrl-C; leaves no process behind.
+#
+#   scripts/dev.sh wrangler|workerd    what runs the edge
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
@@ -9,8 +11,10 @@ admin=${CLAIMGATE_ADMIN_LISTEN:-127.0.0.1:8081}
 edge=${CLAIMGATE_EDGE_LISTEN:-127.0.0.1:8787}
 data=${CLAIMGATE_DATA_DIR:-./data}
 claimgate=target/release/claimgate
+runtime=${1:-wrangler}
 
 die() { echo "$*" >&2; exit 1; }
+[[ $runtime =~ ^(wrangler|workerd)$ ]] || die "usage: $0 [wrangler|workerd]"
 
 # --- processes: each leads a group of its own, so that whatever it starts can be ended with it ----------
 
@@ -96,31 +100,48 @@ secret() {
     if [ -n "${!value:-}" ]; then echo "${!value}"; else cat "${!file:-$data/$2}"; fi
 }
 
-# In a file, since arguments show in `ps`; it outranks wrangler.toml and goes when we go.
-edge_key=$(secret CLAIMGATE_EDGE_KEYS edge.key)
+edge_keys=$(secret CLAIMGATE_EDGE_KEYS edge.key)
 user_jwt_key=$(secret CLAIMGATE_USER_JWT_KEY user-jwt.key)
-(
-    umask 077
-    cat >"$data/edge.vars" <<VARS
-CORE_URL=http://$core
-EDGE_KEY=${edge_key%%,*}
+
+# The edge's settings as core has them. Arguments show in `ps`, so they go by file or by environment.
+settings() {
+    cat <<VARS
+EDGE_KEY=${edge_keys%%,*}
 USER_JWT_KEY=$user_jwt_key
 USER_JWT_ISS=${CLAIMGATE_USER_JWT_ISS:-claimgate}
 USER_JWT_AUD=${CLAIMGATE_USER_JWT_AUD:-claimgate}
 VARS
-)
+}
 
-# Nobody is told, nothing is looked up: the local edge works without a network.
-export WRANGLER_SEND_METRICS=false WRANGLER_SEND_ERROR_REPORTS=false WRANGLER_HIDE_BANNER=true
-export CLOUDFLARE_CF_FETCH_ENABLED=false
-start wrangler dev --env local --env-file "$data/edge.vars" --ip "${edge%:*}" --port "${edge##*:}" \
-    --inspector-port 0 --show-interactive-dev-session=false >"$data/edge.log" 2>&1
+start_wrangler() {
+    # The file outranks wrangler.toml and goes when we go.
+    (
+        umask 077
+        { echo "CORE_URL=http://$core"; settings; } >"$data/edge.vars"
+    )
+    # Nobody is told, nothing is looked up: the local edge works without a network.
+    export WRANGLER_SEND_METRICS=false WRANGLER_SEND_ERROR_REPORTS=false WRANGLER_HIDE_BANNER=true
+    export CLOUDFLARE_CF_FETCH_ENABLED=false
+    start wrangler dev --env local --env-file "$data/edge.vars" --ip "${edge%:*}" --port "${edge##*:}" \
+        --inspector-port 0 --show-interactive-dev-session=false >"$data/edge.log" 2>&1
+}
+
+start_workerd() {
+    local setting
+    # As the local environment of wrangler.toml: anybody may mint a token for anybody.
+    export DEMO=1
+    while read -r setting; do export "${setting?}"; done < <(settings)
+    start workerd serve edge/workerd.capnp --socket-addr "http=$edge" --external-addr "core=$core" \
+        >"$data/edge.log" 2>&1
+}
+
+"start_$runtime"
 edge_pid=$!
 wait_for "http://$edge/livez" $edge_pid "$data/edge.log"
 
 cat <<READY
 
-  The claim page:  http://$edge/
+  The claim page:  http://$edge/    ($runtime)
   core             http://$core
   admin, metrics   http://$admin
   logs             $data/core.log $data/edge.log

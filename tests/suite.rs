@@ -21,19 +21,40 @@ mod contention;
 mod crash;
 #[path = "suite/days.rs"]
 mod days;
-#[path = "suite/edge.rs"]
-mod edge;
-#[path = "suite/edge_input.rs"]
-mod edge_input;
 #[path = "suite/fairness.rs"]
 mod fairness;
 #[path = "suite/figures.rs"]
 mod figures;
-#[path = "suite/page.rs"]
-mod page;
 #[path = "suite/problems.rs"]
 mod problems;
+#[path = "suite/runtimes.rs"]
+mod runtimes;
 #[path = "suite/sold_out.rs"]
 mod sold_out;
 #[path = "suite/watching.rs"]
 mod watching;
+
+// The edge's tests, against both of its runtimes.
+#[path = "suite"]
+mod wrangler {
+    const RUNTIME: support::edge::Runtime = support::edge::Runtime::Wrangler;
+
+    mod edge;
+    mod edge_core;
+    mod edge_crowd;
+    mod edge_input;
+    mod edge_keys;
+    mod page;
+}
+#[path = "suite"]
+#[allow(clippy::duplicate_mod)]
+mod workerd {
+    const RUNTIME: support::edge::Runtime = support::edge::Runtime::Workerd;
+
+    mod edge;
+    mod edge_core;
+    mod edge_crowd;
+    mod edge_input;
+    mod edge_keys;
+    mod page;
+}

@@ -3,7 +3,8 @@
 use anyhow::{Context as _, ensure};
 
 const STATUS_LINE: &[u8] = b"HTTP/1.1 ";
-const LENGTH: &[u8] = b"\r\ncontent-length: ";
+/// As hyper writes it, and as workerd does.
+const LENGTHS: [&[u8]; 2] = [b"\r\ncontent-length: ", b"\r\nContent-Length: "];
 const END: &[u8] = b"\r\n\r\n";
 const SOLD_OUT: &[u8] = br#""code":"sold_out""#;
 
@@ -21,7 +22,10 @@ pub fn whole(bytes: &[u8]) -> anyhow::Result<Option<Answer>> {
     let Some(head) = find(bytes, END) else { return Ok(None) };
     let status = bytes.strip_prefix(STATUS_LINE).and_then(number).context("an answer without a status")?;
     // The head with the line's end that closes its last header.
-    let length = find(&bytes[..head + 2], LENGTH).and_then(|at| number(&bytes[at + LENGTH.len()..]));
+    let length = LENGTHS.iter().find_map(|name| {
+        let at = find(&bytes[..head + 2], name)?;
+        number(&bytes[at + name.len()..])
+    });
     let length = length.context("an answer without a content-length")?;
     let body = &bytes[head + END.len()..];
     ensure!(body.len() as u64 <= length, "more than one answer");

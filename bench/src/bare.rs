@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use claimgate_core::clock;
-use claimgate_core::http::auth::{Caller, Gatekeeper, Tokens};
+use claimgate_core::http::auth::{Caller, Credentials, Gatekeeper, Tokens};
 use claimgate_core::http::serve;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem};
@@ -62,7 +62,7 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<()> {
     // As many as core knows when it is measured.
     tokens.add(Caller::Admin, "an-admins-token-that-nobody-uses-here");
     tokens.add(Caller::BackEnd("shop".to_owned()), API_TOKEN);
-    let gatekeeper = Gatekeeper { tokens, edge_keys: Vec::new() };
+    let gatekeeper = Gatekeeper::new(Credentials { tokens, edge_keys: Vec::new() });
     let shared = Arc::new(Shared { gatekeeper, sequence: AtomicU64::new(0) });
     let router = Router::new().route(PATH, post(claim)).with_state(shared);
     let listener = TcpListener::bind(address).await?;

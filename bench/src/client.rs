@@ -1,6 +1,6 @@
 //! The HTTP load: a client that spends as little of the machine as it can.
 //!
-//! One thread, one epoll, keep-alive connections. A request is a text of fixed length in which two UUIDs, the user
+//! One thread, one epoll, keep-alive connections. A request is a text of fixed length in which UUIDs, such as the user
 //! and the key, are written over; of an answer the status and the length are read.
 
 use std::collections::BTreeMap;
@@ -38,12 +38,57 @@ pub struct Load {
     pub address: SocketAddr,
     /// Connections.
     pub connections: usize,
-    /// What is claimed from.
-    pub campaign: String,
+    /// What each request is.
+    pub request: Template,
     /// Of the users and keys.
     pub seed: u64,
     /// When requests are made.
     pub pace: Pace,
+}
+
+/// A request of fixed length with places for UUIDs.
+#[derive(Debug, Clone)]
+pub struct Template {
+    bytes: Vec<u8>,
+    places: Vec<usize>,
+}
+
+impl Template {
+    /// `text`, in which each `{uuid}` is one that nobody has had before.
+    pub fn new(text: &str) -> Self {
+        let (mut bytes, mut places) = (Vec::new(), Vec::new());
+        for part in text.split("{uuid}") {
+            if !bytes.is_empty() {
+                places.push(bytes.len());
+                bytes.extend_from_slice(&[b'0'; UUID_CHARS]);
+            }
+            bytes.extend_from_slice(part.as_bytes());
+        }
+        Self { bytes, places }
+    }
+
+    /// A `POST` of JSON; `headers` are lines, each with its end. Of the body's UUIDs the length is known.
+    pub fn post(path: &str, headers: &str, body: &str) -> Self {
+        let uuids = body.matches("{uuid}").count();
+        let length = body.len() + uuids * UUID_CHARS - uuids * "{uuid}".len();
+        Self::new(&format!(
+            "POST {path} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        ))
+    }
+
+    /// A claim of one unit by a new user with a new key, as a back end sends it.
+    pub fn claim(campaign: &str) -> Self {
+        Self::claim_of(campaign, "{uuid}")
+    }
+
+    /// The same by `user`.
+    pub fn claim_of(campaign: &str, user: &str) -> Self {
+        let body = format!(
+            r#"{{"campaign_id":"{campaign}","user_id":"{user}","quantity":1,"idempotency_key":"{{uuid}}"}}"#
+        );
+        Self::post("/internal/v1/claims", &format!("Authorization: Bearer {API_TOKEN}\r\n"), &body)
+    }
 }
 
 /// When requests are made.
@@ -143,15 +188,13 @@ struct Client {
     connections: Vec<Connection>,
     idle: Vec<usize>,
     uuids: Uuids,
-    /// Where the user and the key stand in a request.
-    places: [usize; 2],
+    places: Vec<usize>,
     sent: u64,
     tally: Tally,
 }
 
 impl Client {
     fn connect(load: &Load) -> anyhow::Result<Self> {
-        let (request, places) = template(load.address, &load.campaign);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
@@ -164,11 +207,12 @@ impl Client {
             stream.set_nonblocking(true)?;
             epoll::add(&epoll, &stream, epoll::EventData::new_u64(number as u64), edge)?;
             let answer = vec![0; ANSWER_BYTES_MAX];
-            let request = request.clone();
+            let request = load.request.bytes.clone();
             connections.push(Connection { stream, request, answer, filled: 0, since: Instant::now() });
         }
         let idle = (0..load.connections).collect();
         let uuids = Uuids::of(load.seed);
+        let places = load.request.places.clone();
         Ok(Self { epoll, timer, connections, idle, uuids, places, sent: 0, tally: Tally::new()? })
     }
 
@@ -228,7 +272,8 @@ impl Client {
 
     fn send(&mut self, number: usize, since: Instant) -> anyhow::Result<()> {
         let connection = &mut self.connections[number];
-        for place in self.places {
+        for place in &self.places {
+            let place = *place;
             self.uuids.write(&mut connection.request[place..place + UUID_CHARS]);
         }
         connection.since = since;
@@ -282,18 +327,4 @@ impl Client {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// A claim's request as a back end sends it, and where its user and its key stand.
-fn template(address: SocketAddr, campaign: &str) -> (Vec<u8>, [usize; 2]) {
-    let blank = "0".repeat(UUID_CHARS);
-    let user = format!(r#"{{"campaign_id":"{campaign}","user_id":""#);
-    let key = format!(r#"{user}{blank}","quantity":1,"idempotency_key":""#);
-    let body = format!(r#"{key}{blank}"}}"#);
-    let head = format!(
-        "POST /internal/v1/claims HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {API_TOKEN}\r\n\
-         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    (format!("{head}{body}").into_bytes(), [head.len() + user.len(), head.len() + key.len()])
 }

@@ -23,6 +23,7 @@ mod report;
 mod server;
 mod session;
 mod users;
+mod workers;
 
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};

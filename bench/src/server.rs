@@ -9,7 +9,7 @@ use support::sql::Sql;
 use support::{Core, CoreOptions, RedisServer, RedisView};
 
 use crate::checks;
-use crate::client::{self, Load, Pace, Tally};
+use crate::client::{self, Load, Pace, Tally, Template};
 use crate::engine::generous;
 use crate::lag::{Lag, Watcher};
 use crate::metrics::{Batches, batches};
@@ -95,6 +95,16 @@ impl Server {
         id
     }
 
+    /// Makes one that opens at `starts_at` only.
+    pub async fn campaign_opening(&mut self, starts_at: String) -> String {
+        self.campaigns += 1;
+        let id = format!("bench-{}", self.campaigns);
+        let mut campaign = support::ask::campaign(&id, serde_json::json!({}));
+        campaign["starts_at"] = starts_at.into();
+        self.core.create_with(campaign).await;
+        id
+    }
+
     /// Measures claims by users who have none yet, from a fresh campaign that never ends, and checks them.
     pub async fn claims(
         &mut self,
@@ -106,7 +116,7 @@ impl Server {
         let load = Load {
             address: self.address(),
             connections,
-            campaign: campaign.clone(),
+            request: Template::claim(&campaign),
             seed: session.seed(),
             pace,
         };

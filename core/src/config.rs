@@ -11,11 +11,11 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::signature::{NamedKey, SecretKey};
-use claimgate_shared::user_token::UserTokens;
+use claimgate_shared::user_token::{TokenRules, UserTokens};
 use clap::Args;
 
 use crate::gate::BATCH_MAX;
-use crate::http::auth::{Caller, Tokens};
+use crate::http::auth::{Caller, Credentials, Tokens};
 
 /// Events that may wait for SQL per campaign before new claims are put off.
 const BACKLOG_DEFAULT: u64 = 1_000_000;
@@ -107,16 +107,13 @@ pub struct Config {
     /// Claims.
     pub batch_max: usize,
     /// Who may call.
-    pub tokens: Tokens,
-    /// Keys the edge may sign with.
-    pub edge_keys: Vec<NamedKey>,
+    pub credentials: Credentials,
 }
 
 impl Config {
     /// Checks everything, makes the data folder, and generates what is generated once.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
         let data_dir = make_data_dir(&args.data.data_dir)?;
-        let admin = admin_token(&data_dir)?;
         // The edge's key for users is not core's to use, but made here so that both find the same one.
         user_tokens(&data_dir)?;
         Ok(Self {
@@ -138,8 +135,7 @@ impl Config {
             )?),
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
-            tokens: tokens(&admin)?,
-            edge_keys: edge_keys(&data_dir)?,
+            credentials: credentials(&data_dir)?,
             data_dir,
         })
     }
@@ -224,6 +220,11 @@ pub fn admin_token(data_dir: &Path) -> Result<String, ConfigError> {
     }
 }
 
+/// Who may call. Read anew it is what the files of the secrets say by then.
+pub fn credentials(data_dir: &Path) -> Result<Credentials, ConfigError> {
+    Ok(Credentials { tokens: tokens(&admin_token(data_dir)?)?, edge_keys: edge_keys(data_dir)? })
+}
+
 fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
     const VARIABLE: &str = "CLAIMGATE_API_TOKENS";
     let mut tokens = Tokens::default();
@@ -264,8 +265,10 @@ pub fn user_tokens(data_dir: &Path) -> Result<UserTokens, ConfigError> {
     let or_default = |variable| std::env::var(variable).unwrap_or_else(|_| "claimgate".to_owned());
     Ok(UserTokens {
         key: text.parse::<SecretKey>().map_err(|error| wrong(VARIABLE, error))?,
-        issuer: or_default("CLAIMGATE_USER_JWT_ISS"),
-        audience: or_default("CLAIMGATE_USER_JWT_AUD"),
+        rules: TokenRules {
+            issuer: or_default("CLAIMGATE_USER_JWT_ISS"),
+            audience: or_default("CLAIMGATE_USER_JWT_AUD"),
+        },
     })
 }
 

@@ -88,7 +88,7 @@ impl Gate {
             let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
             let decision = Decision { outcome, remaining: Some(0), version };
             metrics::decided(Some(&decision), since.elapsed());
-            metrics::by_heart();
+            metrics::from_memory();
             return Ok(decision);
         }
         let (answer, decision) = oneshot::channel();
@@ -116,27 +116,27 @@ impl Gate {
         let lane = lanes.entry(id.clone()).or_insert_with(|| {
             let (waiting, receiver) = mpsc::channel(WAITING_MAX);
             let sold_out = Arc::default();
-            let way = Way {
+            let worker = Worker {
                 ledger: Arc::clone(&self.ledger),
                 known: Arc::clone(known),
                 sold_out: Arc::clone(&sold_out),
             };
-            tokio::spawn(Arc::new(way).run(self.batch_max, receiver));
+            tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
             Arc::new(Lane { waiting, sold_out })
         });
         Arc::clone(lane)
     }
 }
 
-/// What a lane's calls need.
+/// Takes claims out of a lane and has them decided.
 #[derive(Debug)]
-struct Way {
+struct Worker {
     ledger: Arc<Ledger>,
     known: Arc<Known>,
     sold_out: Arc<SoldOut>,
 }
 
-impl Way {
+impl Worker {
     async fn run(self: Arc<Self>, batch_max: usize, mut lane: mpsc::Receiver<Waiting>) {
         let calls_max = UNDER_WAY_MAX / batch_max;
         let calls = Arc::new(Semaphore::new(calls_max));
@@ -152,9 +152,9 @@ impl Way {
             if lane.recv_many(&mut batch, batch_max).await == 0 {
                 return;
             }
-            let way = Arc::clone(&self);
+            let worker = Arc::clone(&self);
             tokio::spawn(async move {
-                way.decide(batch).await;
+                worker.decide(batch).await;
                 drop(permit);
             });
         }

@@ -1,18 +1,19 @@
 //! `claimgate serve`, as a recipe: Redis, SQL, the drain, two listeners, until told to stop.
 
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::archive::Archive;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::gate::Gate;
 use crate::http;
 use crate::http::auth::Gatekeeper;
@@ -54,7 +55,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         campaigns: Arc::clone(&recovery.campaigns),
         consumer: config.core_id,
     };
-    let gatekeeper = Gatekeeper { tokens: config.tokens, edge_keys: config.edge_keys };
+    let gatekeeper = Gatekeeper::new(config.credentials);
+    tokio::spawn(keep_credentials(
+        gatekeeper.clone(),
+        config.data_dir.clone(),
+        signal(SignalKind::hangup())?,
+    ));
     let gate = Gate::new(ledger, config.batch_max);
     let app =
         App::new(gate, archive.clone(), Arc::clone(&recovery), gatekeeper, metrics, config.concurrency_max);
@@ -154,6 +160,20 @@ async fn wait_for(ledger: &Ledger, ours: bool) {
             said = true;
         }
         sleep(REDIS_POLL).await;
+    }
+}
+
+/// Reads the secrets' files anew on each SIGHUP, so that keys are changed with no call refused. Those that are wrong
+/// change nothing.
+async fn keep_credentials(gatekeeper: Gatekeeper, data_dir: PathBuf, mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        match config::credentials(&data_dir) {
+            Ok(credentials) => {
+                tracing::info!(edge_keys = ?credentials.kids(), "credentials were read anew");
+                gatekeeper.replace(credentials);
+            }
+            Err(error) => tracing::error!("credentials stay as they were: {error}"),
+        }
     }
 }
 

@@ -128,6 +128,9 @@ impl SoldOut {
             let (asked_us, changes) = (self.now_us(), self.changes.load(Ordering::Acquire));
             let epoch = known.campaign().epoch;
             let Some(nothing) = ledger.nothing_left(known).await? else { return Ok(()) };
+            if known.campaign().epoch != epoch {
+                continue;
+            }
             if self.remembers(&nothing, epoch) {
                 let lasts_us = u64::try_from(HEARD_MAX.min(nothing.lasts).as_micros()).unwrap_or(0);
                 self.rely(asked_us + lasts_us, changes);

@@ -1,18 +1,18 @@
-// What the page says: by key, by problem code. `fill` in page.js explains "|" and {value}.
+// What the page says, by key and by problem code; `fill` in page.js explains "|" and {value}.
 
 const en = {
 	tag: "en", other: "中文",
-	state: { loading: "Loading…", error: "Not available", scheduled: "Not open yet", open: "Open now", paused: "Paused", ended: "Ended" },
-	button: { open: "Claim yours", sending: "Sending…", retrying: "Asking again…", limit: "Limit reached", signedOut: "Sign in first" },
+	state: { loading: "Loading…", error: "Not available", scheduled: "Not open yet", open: "Open now" },
+	button: { open: "Claim yours", sending: "Sending…", retrying: "Asking again…" },
 	units: ["days", "hours", "minutes", "seconds"],
 	opensIn: "Opens in", endsIn: "Ends in", noEnd: "No end date", at: "{to_at}, your time",
 	left: "left| of {total}", unlimited: "Unlimited",
 	limits: "{per_user_per_day} per day ({time_zone})|{per_user} in all", perPerson: "Per person: ", noLimits: "no limit",
 	yours: "Your number", copy: "Copy", copied: "Copied",
 	idle: "One press is enough: a reload or a lost connection stays the same claim.",
-	asking: ["Not sure yet, asking again", "Your place is kept: if the claim was counted, it is yours. Asking again cannot count twice."],
+	asking: ["Not sure yet, asking again", "If the claim was counted, it is yours. Asking again cannot count twice."],
 	again: "Try again| in {seconds} s", another: "Claim another",
-	you: "You are {user}", offline: "Connection lost, trying again", request: "For support: {instance}",
+	you: "You are {user}", request: "For support: {instance}",
 	granted: ["It is yours", "Claimed: {claimed_at}.| Keep this id as your proof."],
 	held: ["Reserved for you", "Held until {expires_at}.| Complete it by then, or it goes back."],
 	replayed: ["This is the claim you already have", "Asking again did not make a second one.| Held until {expires_at}."],
@@ -27,33 +27,30 @@ const en = {
 	claim_returned: ["This claim was given back", "It is no longer yours."],
 	claim_revoked: ["This claim was withdrawn", "A fault on our side undid it. Please contact support."],
 	rate_limited: ["A little too fast", "Please wait {seconds} s.| Nothing is lost."],
-	unauthenticated: ["Please sign in first", "Open this page through the link in your account: it signs you in."],
+	unauthenticated: ["Please sign in first", "Open this page through the link in your account."],
 	forbidden: ["Not allowed", "Your account may not claim here."],
 	campaign_not_found: ["No such campaign", "Please check the link."],
 	claim_not_found: ["We cannot find this claim", "Try again: it cannot count twice."],
-	request_timeout: ["That took too long"],
 	invalid_request: ["That did not work", "This page may be out of date. Please reload it."],
-	quantity_out_of_range: ["Too many at once", "One claim may not be that large."],
-	idempotency_key_reused: ["Already used", "This attempt belongs to another claim. Make a new one."],
 	campaign_not_ready: ["Getting ready", "The counts are being restored; this does not mean all are taken."],
 	overloaded: ["Very busy right now", "Your last try was not looked at. Please try again."],
 	unavailable: ["We do not know yet"],
-	network: ["No connection"],
+	network: ["Connection lost"],
 };
 
 const zh = {
 	tag: "zh-CN", other: "English",
-	state: { loading: "加载中…", error: "暂不可用", scheduled: "尚未开始", open: "进行中", paused: "已暂停", ended: "已结束" },
-	button: { open: "立即领取", sending: "提交中…", retrying: "重新确认中…", limit: "已达上限", signedOut: "请先登录" },
+	state: { loading: "加载中…", error: "暂不可用", scheduled: "尚未开始", open: "进行中" },
+	button: { open: "立即领取", sending: "提交中…", retrying: "重新确认中…" },
 	units: ["天", "时", "分", "秒"],
 	opensIn: "距开始", endsIn: "距结束", noEnd: "不限时", at: "{to_at}（当地时间）",
 	left: "份剩余|，共 {total} 份", unlimited: "不限量",
 	limits: "每天 {per_user_per_day} 份（{time_zone}）|共 {per_user} 份", perPerson: "每人：", noLimits: "不限份数",
 	yours: "您的序号", copy: "复制", copied: "已复制",
 	idle: "点一次即可，刷新或断网后仍是同一次领取。",
-	asking: ["结果未知，正在重新确认", "您的请求已保留：如已计入就是您的，重复确认不会多算。"],
+	asking: ["结果未知，正在重新确认", "如已计入就是您的，重复确认不会多算。"],
 	again: "重试|（{seconds} 秒后）", another: "再领一份",
-	you: "您是 {user}", offline: "连接中断，正在重连", request: "客服编号：{instance}",
+	you: "您是 {user}", request: "客服编号：{instance}",
 	granted: ["领取成功", "领取时间：{claimed_at}。|请保存此编号作为凭证。"],
 	held: ["已为您保留", "保留至 {expires_at}，|请按时完成，否则将退回。"],
 	replayed: ["这是您已领到的那一份", "重复请求不会多领。|保留至 {expires_at}。"],
@@ -72,21 +69,18 @@ const zh = {
 	forbidden: ["没有权限", "您的账户不能在此领取。"],
 	campaign_not_found: ["没有这个活动", "请检查链接。"],
 	claim_not_found: ["找不到这份领取", "请重试，不会多算。"],
-	request_timeout: ["耗时太长"],
 	invalid_request: ["没有成功", "页面可能已过期，请刷新。"],
-	quantity_out_of_range: ["一次不能领这么多", "超过单次上限。"],
-	idempotency_key_reused: ["已被使用", "这次请求属于另一份领取，请重新领取。"],
 	campaign_not_ready: ["正在准备", "正在恢复计数，并非已领完。"],
 	overloaded: ["现在非常繁忙", "上一次请求未被处理，请重试。"],
 	unavailable: ["结果暂时未知"],
-	network: ["无法连接"],
+	network: ["连接中断"],
 };
 
 for (const words of [en, zh]) {
-	words.campaign_ended = words.ended;
+	words.unavailable.push(words.asking[1]);
+	words.network.push(words.asking[1]);
+	words.request_timeout = words.unavailable;
 	words.not_found = words.campaign_not_found;
-	for (const code of ["unavailable", "network", "request_timeout"]) words[code].push(words.asking[1]);
-	for (const code of ["method_not_allowed", "payload_too_large", "unsupported_media_type", "campaign_exists", "version_conflict"]) words[code] = words.invalid_request;
 }
 
 export const languages = { en, zh };

@@ -2,7 +2,7 @@ import { languages } from "./messages.js";
 
 const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, CALL_MS_MAX = 6000, SNAPSHOT_MS_MAX = 3000;
 const TRIES_MAX = 6, RETRY_MS_MAX = 20000, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
-const STOPPED = /^(not_started|paused|sold_out|(campaign_)?ended)$/;
+const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
 const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win any more
 
@@ -18,13 +18,11 @@ let view, etag, trouble, clock, user, busy, copied, lastState, pollTimer, pollin
 let kept; // this user's attempt and wins: { key, state: pending | denied | won, unknown, claim, wins: { id: day } }
 let outcome; // { kind: won | denied | error (not known), code, problem, claim, at, until }
 
-const memory = {}; // for browsers that refuse storage
 function load(name) {
-	try { return JSON.parse(sessionStorage[`claimgate:${name}`]); } catch { return memory[name]; }
+	try { return JSON.parse(sessionStorage[`claimgate:${name}`]); } catch { /* none */ }
 }
 function save(name, value) {
-	memory[name] = value;
-	try { sessionStorage[`claimgate:${name}`] = JSON.stringify(value); } catch { /* in memory */ }
+	try { sessionStorage[`claimgate:${name}`] = JSON.stringify(value); } catch { /* refused: it lasts until a reload */ }
 }
 const keep = (change) => save(`${campaign}:${user}`, Object.assign(kept, change));
 const unsure = () => kept?.state === "pending";
@@ -45,7 +43,7 @@ const bearer = () => ({ Authorization: `Bearer ${token}` });
 function problemOf({ status, headers, body }) {
 	const wait_ms = headers.get("Retry-After") * 1000 || 0;
 	const until = Date.parse(body.resets_at ?? body.starts_at) || now() + wait_ms;
-	return { code: body.code ?? (status ? `http_${status}` : "network"), problem: body, wait_ms, until, at: now() };
+	return { code: body.code ?? (status ? "problem" : "network"), problem: body, wait_ms, until, at: now() };
 }
 
 const now = () => Date.now() + (clock?.offset ?? 0); // the server's clock; it decides, as a view may be old
@@ -54,6 +52,8 @@ function stateNow() {
 	if (view.ends_at && now() >= Date.parse(view.ends_at)) return "ended";
 	return view.state === "scheduled" && now() >= Date.parse(view.starts_at) ? "open" : view.state;
 }
+
+const nextTurn = () => (now() < Date.parse(view.starts_at) ? view.starts_at : view.ends_at);
 
 function pollIn(ms) {
 	clearTimeout(pollTimer);
@@ -75,12 +75,14 @@ async function refresh() {
 		if (!(version < view?.version)) view = reply.body;
 		etag = reply.headers.get("ETag");
 	}
+	const lost = trouble;
 	trouble = state || reply.status === 304 ? null : problemOf(reply);
 	if (!trouble) seenAt = now();
 	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
-	pollIn(jitter(Math.max(interval, trouble?.wait_ms ?? 0)));
+	pollIn(jitter(interval) + (trouble?.wait_ms ?? 0));
 	render();
-	if (outcome?.claim?.status === "held") lookUp();
+	if (lost && !trouble && unsure() && !secondsTo(outcome?.until)) claim(); // the network is back
+	else if (outcome?.claim?.status === "held") lookUp();
 }
 
 function useToken(given) {
@@ -111,6 +113,7 @@ async function claim() {
 	busy = unsure() ? "retrying" : "sending";
 	outcome = null;
 	render();
+	$("result").focus(); // the button goes; what comes is announced from here on
 	if (!token) await demoToken();
 	if (token) {
 		// Stored before it is sent: after a reload it is the same claim, not a first try.
@@ -119,7 +122,6 @@ async function claim() {
 	}
 	busy = null;
 	render();
-	$("result").focus();
 }
 
 async function askUntilKnown() {
@@ -128,7 +130,7 @@ async function askUntilKnown() {
 		const first = !kept.unknown && { "Claimgate-Attempt": "1" };
 		performance.clearResourceTimings();
 		const answer = judge(await call(`${path}/claims`, { ...bearer(), "Idempotency-Key": kept.key, ...first }, {}));
-		let wait = jitter(Math.max(answer.wait_ms, BACKOFF_MS * 2 ** tries));
+		let wait = answer.wait_ms + jitter(BACKOFF_MS * 2 ** tries);
 		if (answer.kind === "error") {
 			keep({ unknown: true });
 			busy = "retrying";
@@ -234,6 +236,7 @@ function render() {
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
 	show("lang", words.other);
+	$("lang").lang = lang === "en" ? "zh-CN" : "en";
 	show("state", words.state[state] ?? words[state][0]);
 	$("state").dataset.state = state;
 	if (view) renderCampaign(words, state);
@@ -241,25 +244,25 @@ function render() {
 	renderResult(words, shown, state);
 	renderButtons(words, shown, state);
 	show("user", token ? fill(words.you, { user }) : token === null ? words.unauthenticated[0] : "");
-	show("note", view && trouble ? words.offline : "");
+	show("note", view && trouble ? words.network[0] : "");
 }
 
 function renderCampaign(words, state) {
-	const { name, remaining, time_zone, starts_at, ends_at, limits } = view;
+	const { name, remaining, time_zone, starts_at, limits } = view;
 	show("name", document.title = name);
 	show("remaining", remaining?.toLocaleString(words.tag) ?? words.unlimited);
 	show("remaining-of", remaining == null ? "" : fill(words.left, limits));
-	$("meter").className = remaining == null || !limits.total ? "none" : "";
+	$("meter").hidden = remaining == null || !limits.total;
 	$("meter").value = remaining / limits.total || 0;
 	show("limits", words.perPerson + (fill(words.limits, { ...limits, time_zone }, " · ") || words.noLimits));
 
-	const starts = now() < Date.parse(starts_at);
-	const to = state === "ended" ? null : starts ? starts_at : ends_at;
-	const left = to ? Math.max(0, Math.ceil((Date.parse(to) - now()) / 1000)) : 0;
+	const to = state === "ended" ? null : nextTurn();
+	const starts = to === starts_at;
+	const left = secondsTo(Date.parse(to));
 	const parts = [left / 86400, (left / 3600) % 24, (left / 60) % 60, left % 60].map(Math.floor);
-	Object.assign($("countdown").dataset, { to: to ? (starts ? "starts" : "ends") : "none", seconds: left, days: parts[0] });
+	Object.assign($("countdown").dataset, { to: to ? (starts ? "starts" : "ends") : "none", seconds: left });
 	show("countdown-label", to ? (starts ? words.opensIn : words.endsIn) : state === "ended" ? words.ended[0] : words.noEnd);
-	show("when", fill(words.at, { to_at: to ?? ends_at }));
+	show("when", fill(words.at, { to_at: to ?? view.ends_at }));
 	[...$("countdown").children].forEach((cell, at) => {
 		cell.hidden = !at && !parts[0];
 		show(cell.firstChild, to ? String(parts[at]).padStart(at && 2, "0") : "--");
@@ -267,8 +270,7 @@ function renderCampaign(words, state) {
 	});
 }
 
-function textOf(words, { code, problem = {}, claim, until }) {
-	if (!words[code] && problem.title) return [problem.title, problem.detail ?? ""];
+function textOf(words, { code, problem, claim, until }) {
 	const [title, detail] = words[code] ?? words.problem;
 	const expires_at = claim?.status === "held" && claim.expires_at;
 	return [title, fill(detail, { ...view?.limits, ...problem, ...claim, expires_at, seconds: secondsTo(until) })];
@@ -281,15 +283,16 @@ function renderResult(words, shown, state) {
 	const [title, detail] = told ? textOf(words, told) : busy === "retrying" ? words.asking : [busy ? words.button.sending : "", words.idle];
 	const won = shown?.kind === "won" && shown.claim;
 	$("result").dataset.code = shown?.code ?? "";
-	$("result").className = busy === "retrying" || (told && !won) ? "told" : "";
+	$("result").classList.toggle("told", busy === "retrying" || (told && !won));
 	show("yours", words.yours);
 	show("no", won ? "No." : "");
 	show("sequence", String(won ? won.sequence : "—"));
+	$("message").ariaLive = told === shown ? "polite" : "off"; // #state announces the campaign's
 	show("message", title);
 	show("detail", detail);
 	$("proof").hidden = !won;
 	show("claim-id", won ? won.id : "");
-	show("copy", Date.now() - copied < 2000 ? words.copied : words.copy);
+	show("copy", won && copied === won.id ? words.copied : words.copy);
 	show("request", fill(words.request, shown?.problem ?? {}));
 }
 
@@ -300,12 +303,12 @@ function renderButtons(words, shown, state) {
 	const again = !busy && token !== null && (done ? state === "open" && mayClaimMore() : stuck);
 	const seconds = secondsTo(until);
 	$("again").hidden = !again;
-	$("again").disabled = !again || seconds > 0;
+	$("again").disabled = seconds > 0;
 	show("again", done ? words.another : fill(words.again, { seconds }));
-	const stopped = STOPPED.test(code) ? code : state === "open" ? null : state;
-	const label = busy || (token === null ? "signedOut" : LIMITED.test(code) ? "limit" : stopped);
+	const refused = STOPPED.test(code) || LIMITED.test(code) ? code : state === "open" ? null : state;
+	const label = busy || (token === null ? "unauthenticated" : refused);
 	$("claim").hidden = again || done;
-	$("claim").disabled = again || done || label;
+	$("claim").disabled = label;
 	show("claim", words.button[label ?? "open"] ?? words.state[label] ?? words[label][0]);
 }
 
@@ -315,8 +318,8 @@ function tick() {
 	if (lastState && state !== lastState) pollIn(Math.random() * 800);
 	lastState = state;
 	render();
-	const target = Date.parse(now() < Date.parse(view?.starts_at) ? view.starts_at : view?.ends_at) || 0;
-	setTimeout(tick, ((((target - now()) % 1000) + 1000) % 1000) + 5);
+	const left = (view && Date.parse(nextTurn()) - now()) || 0;
+	setTimeout(tick, (left > 0 ? left % 1000 : 1000) + 5);
 }
 
 $("claim").onclick = claim;
@@ -326,8 +329,9 @@ $("again").onclick = () => {
 };
 $("copy").onclick = async () => {
 	getSelection().selectAllChildren($("claim-id"));
-	await navigator.clipboard.writeText($("claim-id").textContent); // refused: it stays selected
-	copied = Date.now();
+	const id = $("claim-id").textContent;
+	await navigator.clipboard.writeText(id); // refused: it stays selected
+	copied = id;
 	render();
 };
 $("lang").onclick = () => {
@@ -339,7 +343,7 @@ $("lang").onclick = () => {
 document.onvisibilitychange = window.ononline = () => {
 	interval = POLL_MS_MIN;
 	if (clock) clock.at = 0; // it may have slept
-	pollIn(0);
+	pollIn(secondsTo(trouble?.until) * 1000);
 };
 window.onhashchange = () => location.reload();
 

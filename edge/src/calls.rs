@@ -7,51 +7,49 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use claimgate_shared::{CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, UserId};
-use futures_util::TryStreamExt as _;
+use claimgate_shared::{CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, Timestamp, UserId};
 use futures_util::future::{Either, select};
 use serde::Serialize;
-use worker::{ByteStream, Context, Delay, Env, Request};
+use worker::{Context, Delay, Env};
 
 use crate::campaigns::{Memory, Refresh, Snapshot};
-use crate::config::Config;
+use crate::clock::age_ms;
+use crate::config::{ClientAddress, Config};
 use crate::gate::{self, BodyHeaders, ClaimHead};
-use crate::rates::Counted;
+use crate::identity::Identity;
+use crate::incoming::Incoming;
+use crate::origin::Origin;
+use crate::rates::{Counted, Rates};
 use crate::reply::Reply;
 use crate::{campaigns, clock, origin, rates};
 
 /// A body that takes longer to arrive is not waited for.
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
 const DEMO_TOKEN_S: u32 = 3_600;
+/// How long a view waits for the snapshot that another request has asked for, and how often it looks.
+const VIEW_MS_MAX: i64 = 2_000;
+const VIEW_LOOK: Duration = Duration::from_millis(20);
 
 /// A request under way.
 #[derive(Debug)]
 pub struct Call<'a> {
-    request: &'a Request,
+    request: &'a Incoming,
     env: &'a Env,
     context: &'a Context,
     config: Rc<Config>,
     request_id: &'a str,
-    address: Option<IpAddr>,
 }
 
 impl<'a> Call<'a> {
     /// `request`, of which nothing goes to core but what is parsed here.
     pub fn new(
-        request: &'a Request,
+        request: &'a Incoming,
         env: &'a Env,
         context: &'a Context,
         config: Rc<Config>,
         request_id: &'a str,
     ) -> Self {
-        Self {
-            address: rates::parse_address(header(request, "cf-connecting-ip").as_deref()),
-            request,
-            env,
-            context,
-            config,
-            request_id,
-        }
+        Self { request, env, context, config, request_id }
     }
 
     /// `POST /v1/campaigns/{id}/claims`
@@ -59,17 +57,21 @@ impl<'a> Call<'a> {
         let head = self.claim_head(campaign)?;
         let now = clock::now()?;
         let known = campaigns::recall(head.campaign(), now);
+        if let Memory::Snapshot(_) = known {
+            self.refresh_behind(head.campaign(), &known, now);
+        }
         head.check_known(&known, now)?;
         let quantity = gate::parse_claim_body(&self.body().await?)?;
-        let user = self.user()?;
+        let user = self.user().await?;
         self.check_rates(Counted::Claims, &user).await?;
-        self.refresh_behind(head.campaign(), &known)?;
+        // Only now: nobody without a token has core asked for made-up ids.
+        self.refresh_behind(head.campaign(), &known, clock::now()?);
         self.forward(&head.into_request(user, quantity, new_key()?)).await
     }
 
     /// `GET /v1/claims/{claim_id}`
     pub async fn own_claim(&self, id: &str) -> Result<Reply, Problem> {
-        let user = self.user()?;
+        let user = self.user().await?;
         let id = gate::own_claim(id, &user)?;
         self.check_rates(Counted::LookUps, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
@@ -97,9 +99,11 @@ impl<'a> Call<'a> {
             token: String,
             user_id: UserId,
         }
-        self.body_headers().check()?;
+        self.check_body_headers()?;
         let user_id = gate::parse_demo_body(&self.body().await?)?;
-        let tokens = &self.config.user_tokens;
+        let Identity::Secret(tokens) = &self.config.identity else {
+            return Err(Problem::new(Code::NotFound, "a public key signs no tokens"));
+        };
         let token = tokens.mint(&user_id, clock::now()?, DEMO_TOKEN_S).map_err(|_| unwritable())?;
         Reply::json(200, &DemoToken { token, user_id })
     }
@@ -108,14 +112,20 @@ impl<'a> Call<'a> {
         let key = self.header("idempotency-key");
         let attempt = self.header("claimgate-attempt");
         let head = ClaimHead::parse(campaign, key.as_deref(), attempt.as_deref())?;
-        self.body_headers().check()?;
+        self.check_body_headers()?;
         Ok(head)
+    }
+
+    fn check_body_headers(&self) -> Result<(), Problem> {
+        self.body_headers().check().inspect_err(|_| self.request.refuse_body())
     }
 
     async fn forward(&self, claim: &ClaimRequest) -> Result<Reply, Problem> {
         let body = serde_json::to_string(claim).map_err(|_| unwritable())?;
         let key = claim.idempotency_key.as_str();
+        let asked_at = clock::now()?;
         let answer = self.to_core("/internal/v1/claims", Some(&body), &claim.user_id, key).await?;
+        campaigns::hear(&claim.campaign_id, answer.heard(), asked_at);
         Ok(answer.into_reply())
     }
 
@@ -126,7 +136,7 @@ impl<'a> Call<'a> {
         user: &UserId,
         idempotency_key: &str,
     ) -> Result<origin::Answer, Problem> {
-        let client_ip = self.address.map(|address| address.to_string());
+        let client_ip = self.address().map(|address| address.to_string());
         let call = origin::Call {
             path,
             body,
@@ -135,49 +145,77 @@ impl<'a> Call<'a> {
             idempotency_key,
             request_id: self.request_id,
         };
-        call.send(&self.config).await
+        call.send(&self.origin()).await
+    }
+
+    fn origin(&self) -> Origin<'_> {
+        Origin::new(self.env, &self.config)
+    }
+
+    /// Where the request comes from.
+    fn address(&self) -> Option<IpAddr> {
+        let text = match &self.config.client_address {
+            ClientAddress::Header(name) => self.header(name),
+            ClientAddress::Peer => self.request.peer(),
+        };
+        rates::parse_address(text.as_deref())
     }
 
     /// A snapshot that is good enough to show.
     async fn snapshot(&self, id: &CampaignId) -> Result<Rc<Snapshot>, Problem> {
-        let now = clock::now()?;
-        let known = campaigns::recall(id, now);
-        let refresh = Refresh::begin(id, &known, now);
-        match known {
-            Memory::Unknown => Err(gate::campaign_not_found()),
-            Memory::Snapshot(snapshot) if refresh.is_none() => Ok(snapshot),
-            Memory::Snapshot(_) | Memory::Nothing => {
-                rates::check_address(self.env, Counted::Campaigns, self.address).await?;
-                campaigns::ask_core(&self.config, id, self.request_id).await
+        let began_at = clock::now()?;
+        loop {
+            let now = clock::now()?;
+            let known = campaigns::recall(id, now);
+            match &known {
+                Memory::Unknown => return Err(gate::campaign_not_found()),
+                Memory::Snapshot(snapshot) => {
+                    self.refresh_behind(id, &known, now);
+                    return Ok(Rc::clone(snapshot));
+                }
+                Memory::Nothing => {}
             }
+            if let Some(refresh) = Refresh::begin(id, &known, now) {
+                self.rates().check_address(Counted::Campaigns, self.address()).await?;
+                return refresh.run(&self.origin(), self.request_id).await;
+            }
+            if age_ms(began_at, now) >= VIEW_MS_MAX {
+                return Err(Problem::new(Code::Unavailable, "no word of the campaign yet: ask again"));
+            }
+            Delay::from(VIEW_LOOK).await;
         }
     }
 
-    /// Has the next snapshot fetched without making this claim wait for it.
-    fn refresh_behind(&self, id: &CampaignId, known: &Memory) -> Result<(), Problem> {
-        if let Some(refresh) = Refresh::begin(id, known, clock::now()?) {
-            let (config, id, request_id) = (Rc::clone(&self.config), id.clone(), self.request_id.to_owned());
-            self.context.wait_until(async move {
-                // What went wrong has been logged, and this claim is decided without it.
-                let _ = campaigns::ask_core(&config, &id, &request_id).await;
-                drop(refresh);
-            });
-        }
-        Ok(())
+    /// Has the next snapshot fetched, when it is due, without making this request wait for it.
+    fn refresh_behind(&self, id: &CampaignId, known: &Memory, now: Timestamp) {
+        let Some(refresh) = Refresh::begin(id, known, now) else {
+            return;
+        };
+        let (env, config, request_id) =
+            (self.env.clone(), Rc::clone(&self.config), self.request_id.to_owned());
+        self.context.wait_until(async move {
+            // What went wrong has been logged, and this request is decided without it.
+            let _ = refresh.run(&Origin::new(&env, &config), &request_id).await;
+        });
     }
 
-    fn user(&self) -> Result<UserId, Problem> {
+    async fn user(&self) -> Result<UserId, Problem> {
         let authorization = self.header("authorization");
-        gate::authenticate(authorization.as_deref(), &self.config.user_tokens, clock::now()?)
+        let token = gate::bearer(authorization.as_deref())?;
+        self.config.identity.user(token, clock::now()?).await.map_err(|_| gate::unauthenticated())
+    }
+
+    fn rates(&self) -> Rates<'_> {
+        Rates { env: self.env, config: &self.config.rates }
     }
 
     async fn check_rates(&self, counted: Counted, user: &UserId) -> Result<(), Problem> {
-        rates::check_address(self.env, counted, self.address).await?;
-        rates::check_user(self.env, counted, user).await
+        self.rates().check_address(counted, self.address()).await?;
+        self.rates().check_user(counted, user).await
     }
 
     fn header(&self, name: &str) -> Option<String> {
-        header(self.request, name)
+        self.request.header(name)
     }
 
     fn body_headers(&self) -> BodyHeaders {
@@ -189,12 +227,9 @@ impl<'a> Call<'a> {
     }
 
     async fn body(&self) -> Result<Vec<u8>, Problem> {
-        let Some(stream) = self.request.inner().body() else {
-            return Ok(Vec::new());
-        };
-        let reading = pin!(collect(ByteStream::from(stream)));
+        let reading = pin!(self.request.body());
         match select(reading, pin!(Delay::from(BODY_TIME_MAX))).await {
-            Either::Left((body, _)) => body,
+            Either::Left((body, _)) => body.map_err(|_| Problem::invalid("body", "could not be read")),
             Either::Right(_) => Err(Problem::new(Code::RequestTimeout, "the body took too long to arrive")),
         }
     }
@@ -205,13 +240,8 @@ pub fn live() -> Reply {
     Reply::empty(200).with_body("text/plain; charset=utf-8", b"ok\n".to_vec())
 }
 
-/// A header's value; sent twice, it is both values joined by ", ".
-pub fn header(request: &Request, name: &str) -> Option<String> {
-    request.headers().get(name).ok().flatten()
-}
-
 /// 22 characters that nobody can guess.
-pub fn random_text() -> Result<String, Problem> {
+fn random_text() -> Result<String, Problem> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|_| Problem::new(Code::Unavailable, "no randomness"))?;
     Ok(URL_SAFE_NO_PAD.encode(bytes))
@@ -223,18 +253,4 @@ fn new_key() -> Result<IdempotencyKey, Problem> {
 
 fn unwritable() -> Problem {
     Problem::new(Code::Unavailable, "the answer could not be written")
-}
-
-/// All of a body, or a refusal as soon as it is too long: one without end is never read to its end.
-async fn collect(mut stream: ByteStream) -> Result<Vec<u8>, Problem> {
-    let mut body = Vec::new();
-    while let Some(chunk) =
-        stream.try_next().await.map_err(|_| Problem::invalid("body", "could not be read"))?
-    {
-        if body.len() + chunk.len() > gate::BODY_BYTES_MAX {
-            return Err(gate::too_large());
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
 }

@@ -1,7 +1,7 @@
 //! What this isolate remembers of campaigns: a snapshot of each, for a moment, in bounded space.
 //!
-//! No request may wait for what another one has asked: a runtime cuts such waiting off. So whoever finds a snapshot
-//! stale refreshes it, and everybody else makes do with the stale one while it is usable.
+//! No request may wait for what another one has asked: a runtime cuts such waiting off. So whoever finds that a
+//! snapshot is due asks for the next one behind its own answer, and everybody makes do with the one that is there.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,14 +13,18 @@ use claimgate_shared::campaign::Switch;
 use claimgate_shared::window::Position;
 use claimgate_shared::{CampaignId, CampaignState, CampaignView, Code, Problem, Timestamp};
 use sha2::{Digest as _, Sha256};
+use worker::js_sys::Math;
 
-use crate::config::Config;
-use crate::{clock, gate, origin};
+use crate::clock::{self, age_ms};
+use crate::gate;
+use crate::origin::{self, Heard, Origin};
 
-/// For so long a snapshot is as good as core's own word.
+/// For so long "sold out" is believed, so that a return is seen; and for so long a campaign stays unknown.
 pub const FRESH_MS: i64 = 1_000;
-/// For so long it still serves while a newer one is on its way: no refusal may be older.
+/// For so long a snapshot serves: no refusal may be older.
 pub const USABLE_MS: i64 = 2_000;
+/// When the next one is due, earliest and latest: before this one goes stale, and not in all isolates at once.
+const DUE_MS: (i64, i64) = (500, 800);
 
 thread_local! {
     static CAMPAIGNS: RefCell<Campaigns> = RefCell::default();
@@ -35,18 +39,24 @@ pub struct Snapshot {
     view: CampaignView,
     /// When it was asked for: it cannot be older than that.
     asked_at: Timestamp,
+    /// When what is left was asked for, which answers to claims say, too.
+    counted_at: Timestamp,
+    due_at: Timestamp,
     clock_ahead_ms: i64,
     clock_error_ms: i64,
 }
 
 impl Snapshot {
-    /// `view` as asked for at `asked_at` and received at `received_at`, both by our clock.
-    pub fn new(view: CampaignView, asked_at: Timestamp, received_at: Timestamp) -> Self {
+    /// `view` as asked for at `asked_at` and received at `received_at`, both by our clock. `chance`, from 0 to 1, says
+    /// when the next one is due.
+    pub fn new(view: CampaignView, asked_at: Timestamp, received_at: Timestamp, chance: f64) -> Self {
         // Core read its clock at some time between the two: halfway is off by half at most.
         let half_ms = (received_at.as_ms() - asked_at.as_ms()).max(0) / 2;
         Self {
             clock_ahead_ms: view.server_time.as_ms() - asked_at.as_ms() - half_ms,
             clock_error_ms: half_ms + 1,
+            due_at: asked_at.saturating_add_ms(due_after_ms(chance)),
+            counted_at: asked_at,
             asked_at,
             view,
         }
@@ -57,14 +67,19 @@ impl Snapshot {
         &self.view
     }
 
-    /// Whether it still counts as core's own word at `now`.
-    pub fn is_fresh(&self, now: Timestamp) -> bool {
-        age_ms(self.asked_at, now) <= FRESH_MS
+    /// Whether nothing was left a moment before `now`.
+    pub fn is_sold_out(&self, now: Timestamp) -> bool {
+        self.view.remaining == Some(0) && age_ms(self.counted_at, now) <= FRESH_MS
+    }
+
+    /// Core's clock at `now` by ours.
+    pub fn server_time(&self, now: Timestamp) -> Timestamp {
+        now.saturating_add_ms(self.clock_ahead_ms)
     }
 
     /// Where core's clock lies in the window at `now`; `None` when it is too near an edge to tell.
     pub fn position(&self, now: Timestamp) -> Option<Position> {
-        let clock = now.saturating_add_ms(self.clock_ahead_ms);
+        let clock = self.server_time(now);
         let earliest = self.view.window.position(clock.saturating_add_ms(-self.clock_error_ms));
         let latest = self.view.window.position(clock.saturating_add_ms(self.clock_error_ms));
         (earliest == latest).then_some(latest)
@@ -72,7 +87,7 @@ impl Snapshot {
 
     /// The view with its clock moved on to `now`, and the state that goes with that.
     pub fn view_at(&self, now: Timestamp) -> CampaignView {
-        let server_time = now.saturating_add_ms(self.clock_ahead_ms);
+        let server_time = self.server_time(now);
         let by_clock = || CampaignState::at(server_time, Switch::On, self.view.window, self.view.remaining);
         CampaignView {
             state: match self.view.state {
@@ -83,6 +98,20 @@ impl Snapshot {
             ..self.view.clone()
         }
     }
+
+    fn is_due(&self, now: Timestamp) -> bool {
+        now >= self.due_at || now < self.asked_at
+    }
+
+    fn with_count(&self, remaining: Option<u32>, counted_at: Timestamp) -> Self {
+        Self { counted_at, view: CampaignView { remaining, ..self.view.clone() }, ..self.clone() }
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // some hundred milliseconds
+fn due_after_ms(chance: f64) -> i64 {
+    let (earliest, latest) = DUE_MS;
+    earliest + ((latest - earliest) as f64 * chance.clamp(0.0, 1.0)) as i64
 }
 
 /// An `ETag` for everything in `view` but its clock, which is another one every time.
@@ -104,11 +133,11 @@ pub enum Memory {
 }
 
 impl Memory {
-    fn is_fresh(&self, now: Timestamp) -> bool {
+    fn is_due(&self, now: Timestamp) -> bool {
         match self {
-            Self::Nothing => false,
-            Self::Unknown => true,
-            Self::Snapshot(snapshot) => snapshot.is_fresh(now),
+            Self::Nothing => true,
+            Self::Unknown => false,
+            Self::Snapshot(snapshot) => snapshot.is_due(now),
         }
     }
 }
@@ -118,6 +147,11 @@ pub fn recall(id: &CampaignId, now: Timestamp) -> Memory {
     CAMPAIGNS.with_borrow(|campaigns| campaigns.recall(id, now))
 }
 
+/// Remembers what core's answer to a claim, asked for at `asked_at`, says of its campaign.
+pub fn hear(id: &CampaignId, heard: &Heard, asked_at: Timestamp) {
+    CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.hear(id, heard, asked_at));
+}
+
 /// The caller's turn to ask core for a campaign; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Refresh {
@@ -125,11 +159,37 @@ pub struct Refresh {
 }
 
 impl Refresh {
-    /// The caller's turn, when what it `recalled` is not fresh and nobody else is asking.
+    /// The caller's turn, when the next snapshot after what it `recalled` is due and nobody else is asking.
     pub fn begin(id: &CampaignId, recalled: &Memory, now: Timestamp) -> Option<Self> {
-        let is_ours = !recalled.is_fresh(now)
-            && CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.begin_refresh(id, now));
+        let is_ours =
+            recalled.is_due(now) && CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.begin_refresh(id, now));
         is_ours.then(|| Self { id: id.clone() })
+    }
+
+    /// Asks core, and remembers what it says.
+    pub async fn run(self, origin: &Origin<'_>, request_id: &str) -> Result<Rc<Snapshot>, Problem> {
+        let asked_at = clock::now()?;
+        let call = origin::Call {
+            path: &format!("/internal/v1/campaigns/{}", self.id),
+            body: None,
+            user: "",
+            // The snapshot is for everybody: it is asked in nobody's name.
+            client_ip: "",
+            idempotency_key: "",
+            request_id,
+        };
+        let answer = call.send(origin).await?;
+        if answer.heard().code == Some(Code::CampaignNotFound) {
+            CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn_unknown(self.id.clone(), asked_at));
+            return Err(gate::campaign_not_found());
+        }
+        let view: CampaignView = answer.read()?;
+        if view.id != self.id {
+            return Err(Problem::new(Code::Unavailable, "core answered for another campaign"));
+        }
+        let snapshot = Rc::new(Snapshot::new(view, asked_at, clock::now()?, Math::random()));
+        CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn(Rc::clone(&snapshot)));
+        Ok(snapshot)
     }
 }
 
@@ -139,36 +199,28 @@ impl Drop for Refresh {
     }
 }
 
-/// Asks core for a campaign, and remembers what it says.
-pub async fn ask_core(config: &Config, id: &CampaignId, request_id: &str) -> Result<Rc<Snapshot>, Problem> {
-    let asked_at = clock::now()?;
-    let call = origin::Call {
-        path: &format!("/internal/v1/campaigns/{id}"),
-        body: None,
-        user: "",
-        // The snapshot is for everybody: it is asked in nobody's name.
-        client_ip: "",
-        idempotency_key: "",
-        request_id,
-    };
-    let answer = call.send(config).await?;
-    if answer.is_not_found() {
-        CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn_unknown(id.clone(), asked_at));
-        return Err(gate::campaign_not_found());
+/// What core said last of a campaign.
+#[derive(Debug)]
+struct Known {
+    version: u64,
+    asked_at: Timestamp,
+    /// None once an answer has shown that it is of an older version.
+    snapshot: Option<Rc<Snapshot>>,
+}
+
+impl Known {
+    /// Whether `snapshot` would be a step back. A version is held against it only as long as an answer can be under
+    /// way: a database that was restored may say a lower one.
+    fn is_ahead_of(&self, snapshot: &Snapshot) -> bool {
+        self.asked_at > snapshot.asked_at
+            || (self.version > snapshot.view.version && age_ms(self.asked_at, snapshot.asked_at) <= USABLE_MS)
     }
-    let view: CampaignView = answer.read()?;
-    if view.id != *id {
-        return Err(Problem::new(Code::Unavailable, "core answered for another campaign"));
-    }
-    let snapshot = Rc::new(Snapshot::new(view, asked_at, clock::now()?));
-    CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn(Rc::clone(&snapshot)));
-    Ok(snapshot)
 }
 
 /// The campaigns that an isolate remembers.
 #[derive(Debug, Default)]
 pub struct Campaigns {
-    known: HashMap<CampaignId, Rc<Snapshot>>,
+    known: HashMap<CampaignId, Known>,
     /// Ids that core does not know, by when it was asked: made-up ids shall not reach it again and again.
     unknown: HashMap<CampaignId, Timestamp>,
     /// Refreshes under way, by when they began.
@@ -178,7 +230,7 @@ pub struct Campaigns {
 impl Campaigns {
     /// What is remembered of `id` at `now`.
     pub fn recall(&self, id: &CampaignId, now: Timestamp) -> Memory {
-        if let Some(snapshot) = self.known.get(id)
+        if let Some(snapshot) = self.known.get(id).and_then(|known| known.snapshot.as_ref())
             && age_ms(snapshot.asked_at, now) <= USABLE_MS
         {
             return Memory::Snapshot(Rc::clone(snapshot));
@@ -207,20 +259,49 @@ impl Campaigns {
 
     /// Remembers what core said, unless something newer is known already.
     pub fn learn(&mut self, snapshot: Rc<Snapshot>) {
-        let id = &snapshot.view.id;
-        self.unknown.remove(id);
-        if let Some(known) = self.known.get(id)
-            && known.asked_at > snapshot.asked_at
-        {
+        let id = snapshot.view.id.clone();
+        self.unknown.remove(&id);
+        let known = self.known.get(&id);
+        if known.is_some_and(|known| known.is_ahead_of(&snapshot)) {
             return;
         }
-        if !self.known.contains_key(id)
+        let counted = known.and_then(|known| known.snapshot.as_ref()).filter(|counted| {
+            counted.view.version == snapshot.view.version && counted.counted_at > snapshot.counted_at
+        });
+        let snapshot = match counted {
+            Some(counted) => Rc::new(snapshot.with_count(counted.view.remaining, counted.counted_at)),
+            None => snapshot,
+        };
+        if known.is_none()
             && self.known.len() >= KNOWN_MAX
             && let Some(oldest) = self.oldest()
         {
             self.known.remove(&oldest);
         }
-        self.known.insert(id.clone(), snapshot);
+        let known =
+            Known { version: snapshot.view.version, asked_at: snapshot.asked_at, snapshot: Some(snapshot) };
+        self.known.insert(id, known);
+    }
+
+    /// Remembers what core's answer to a claim says: that the campaign is another by now, does not exist, or how much
+    /// is left of it.
+    pub fn hear(&mut self, id: &CampaignId, heard: &Heard, asked_at: Timestamp) {
+        if heard.code == Some(Code::CampaignNotFound) {
+            self.learn_unknown(id.clone(), asked_at);
+            return;
+        }
+        let (Some(known), Some(version)) = (self.known.get_mut(id), heard.version) else {
+            return;
+        };
+        if version > known.version {
+            *known = Known { version, asked_at, snapshot: None };
+        } else if version == known.version
+            && let Some(remaining) = heard.left()
+            && let Some(snapshot) = &mut known.snapshot
+            && asked_at >= snapshot.counted_at
+        {
+            *snapshot = Rc::new(snapshot.with_count(Some(remaining), asked_at));
+        }
     }
 
     /// Remembers that core, asked at `asked_at`, does not know `id`.
@@ -237,16 +318,8 @@ impl Campaigns {
     }
 
     fn oldest(&self) -> Option<CampaignId> {
-        let oldest = self.known.iter().min_by_key(|(_, snapshot)| snapshot.asked_at);
+        let oldest = self.known.iter().min_by_key(|(_, known)| known.asked_at);
         oldest.map(|(id, _)| id.clone())
-    }
-}
-
-/// A clock that was set back makes nothing young again.
-fn age_ms(then: Timestamp, now: Timestamp) -> i64 {
-    match now.as_ms() - then.as_ms() {
-        age_ms if age_ms < 0 => i64::MAX,
-        age_ms => age_ms,
     }
 }
 
@@ -277,7 +350,7 @@ pub(crate) mod tests {
 
     fn named(id: &str, asked_ms: i64) -> Rc<Snapshot> {
         let view = CampaignView { id: id.parse().unwrap(), ..view(CampaignState::Open, None, 15_000) };
-        Rc::new(Snapshot::new(view, at(asked_ms), at(asked_ms)))
+        Rc::new(Snapshot::new(view, at(asked_ms), at(asked_ms), 0.0))
     }
 
     fn id(text: &str) -> CampaignId {
@@ -287,7 +360,7 @@ pub(crate) mod tests {
     #[test]
     fn the_window_is_judged_by_cores_clock_and_only_when_sure() {
         // Asked at 1,000 and answered at 1,100 with 9,000: core is 7,950 ahead, give or take 51.
-        let snapshot = Snapshot::new(view(CampaignState::Scheduled, None, 9_000), at(1_000), at(1_100));
+        let snapshot = Snapshot::new(view(CampaignState::Scheduled, None, 9_000), at(1_000), at(1_100), 0.0);
         for (now, position) in [
             (1_100, Some(Position::Before)),
             (1_998, Some(Position::Before)),
@@ -302,11 +375,12 @@ pub(crate) mod tests {
 
     #[test]
     fn a_views_clock_moves_on_and_its_state_with_it() {
-        let snapshot = Snapshot::new(view(CampaignState::Scheduled, Some(5), 9_500), at(1_000), at(1_000));
+        let snapshot =
+            Snapshot::new(view(CampaignState::Scheduled, Some(5), 9_500), at(1_000), at(1_000), 0.0);
         assert_eq!(snapshot.view_at(at(1_499)).state, CampaignState::Scheduled);
         let opened = snapshot.view_at(at(1_500));
         assert_eq!((opened.state, opened.server_time), (CampaignState::Open, at(10_000)));
-        let paused = Snapshot::new(view(CampaignState::Paused, Some(5), 9_500), at(1_000), at(1_000));
+        let paused = Snapshot::new(view(CampaignState::Paused, Some(5), 9_500), at(1_000), at(1_000), 0.0);
         assert_eq!(paused.view_at(at(1_500)).state, CampaignState::Paused);
     }
 
@@ -319,17 +393,45 @@ pub(crate) mod tests {
         assert_ne!(etag(&earlier).unwrap(), etag(&fewer).unwrap());
     }
 
+    fn seen(version: u64, remaining: u32, asked_ms: i64) -> Rc<Snapshot> {
+        let view = CampaignView { version, ..view(CampaignState::Open, Some(remaining), 15_000) };
+        Rc::new(Snapshot::new(view, at(asked_ms), at(asked_ms), 0.0))
+    }
+
+    fn recalled(campaigns: &Campaigns, now_ms: i64) -> Option<Rc<Snapshot>> {
+        match campaigns.recall(&id("demo"), at(now_ms)) {
+            Memory::Snapshot(snapshot) => Some(snapshot),
+            Memory::Nothing | Memory::Unknown => None,
+        }
+    }
+
+    fn granted(version: u64, remaining: u32) -> Heard {
+        Heard { version: Some(version), remaining: Some(remaining), ..Heard::default() }
+    }
+
+    fn denied(code: Code, version: u64, remaining: u32) -> Heard {
+        Heard { code: Some(code), ..granted(version, remaining) }
+    }
+
     #[test]
-    fn a_snapshot_is_usable_for_two_seconds() {
+    fn a_snapshot_is_usable_for_two_seconds_and_sold_out_for_one() {
         let mut campaigns = Campaigns::default();
-        campaigns.learn(named("demo", 1_000));
-        assert!(
-            matches!(campaigns.recall(&id("demo"), at(3_000)), Memory::Snapshot(s) if !s.is_fresh(at(3_000)))
-        );
-        assert!(matches!(campaigns.recall(&id("demo"), at(3_001)), Memory::Nothing));
-        assert!(matches!(campaigns.recall(&id("demo"), at(999)), Memory::Nothing));
-        assert!(named("demo", 1_000).is_fresh(at(2_000)));
-        assert!(!named("demo", 1_000).is_fresh(at(2_001)));
+        campaigns.learn(seen(3, 0, 1_000));
+        assert!(recalled(&campaigns, 2_000).unwrap().is_sold_out(at(2_000)));
+        assert!(!recalled(&campaigns, 2_001).unwrap().is_sold_out(at(2_001)));
+        assert!(recalled(&campaigns, 3_000).is_some());
+        assert!(recalled(&campaigns, 3_001).is_none());
+        assert!(recalled(&campaigns, 999).is_none());
+    }
+
+    #[test]
+    fn the_next_snapshot_is_due_before_this_one_is_stale_and_by_chance() {
+        for (chance, due_ms) in [(0.0, 500), (0.5, 650), (1.0, 800)] {
+            let view = view(CampaignState::Open, None, 15_000);
+            let snapshot = Snapshot::new(view, at(1_000), at(1_000), chance);
+            assert!(!snapshot.is_due(at(1_000 + due_ms - 1)) && snapshot.is_due(at(1_000 + due_ms)));
+            assert!(snapshot.is_due(at(999)), "a clock that was set back");
+        }
     }
 
     #[test]
@@ -337,10 +439,49 @@ pub(crate) mod tests {
         let mut campaigns = Campaigns::default();
         campaigns.learn(named("demo", 1_500));
         campaigns.learn(named("demo", 1_000));
-        let Memory::Snapshot(kept) = campaigns.recall(&id("demo"), at(1_600)) else {
-            panic!("nothing kept");
-        };
-        assert_eq!(kept.asked_at, at(1_500));
+        assert_eq!(recalled(&campaigns, 1_600).unwrap().asked_at, at(1_500));
+    }
+
+    #[test]
+    fn an_answer_of_a_newer_version_ends_what_was_remembered() {
+        let mut campaigns = Campaigns::default();
+        campaigns.learn(seen(3, 0, 1_000));
+        campaigns.hear(&id("demo"), &granted(4, 9), at(1_100));
+        assert!(recalled(&campaigns, 1_200).is_none());
+        campaigns.learn(seen(3, 0, 1_050));
+        campaigns.learn(seen(3, 0, 1_150));
+        assert!(recalled(&campaigns, 1_200).is_none(), "the old version came back");
+        campaigns.learn(seen(4, 8, 1_250));
+        assert_eq!(recalled(&campaigns, 1_300).unwrap().view.remaining, Some(8));
+        campaigns.learn(seen(2, 7, 3_251));
+        assert!(recalled(&campaigns, 3_300).is_some(), "a database was restored");
+    }
+
+    #[test]
+    fn answers_to_claims_say_what_is_left() {
+        let mut campaigns = Campaigns::default();
+        campaigns.learn(seen(3, 5, 1_000));
+        let left = |campaigns: &Campaigns| recalled(campaigns, 1_500).unwrap().view.remaining.unwrap();
+        campaigns.hear(&id("demo"), &granted(3, 1), at(1_100));
+        assert_eq!(left(&campaigns), 1);
+        for unheard in [
+            denied(Code::SoldOut, 3, 2),
+            denied(Code::UserLimitReached, 3, 0),
+            denied(Code::SoldOut, 2, 0),
+            Heard { version: Some(3), ..Heard::default() },
+        ] {
+            campaigns.hear(&id("demo"), &unheard, at(1_150));
+            assert_eq!(left(&campaigns), 1, "{unheard:?}");
+        }
+        campaigns.hear(&id("demo"), &denied(Code::SoldOut, 3, 0), at(1_200));
+        assert!(recalled(&campaigns, 2_200).unwrap().is_sold_out(at(2_200)));
+        assert!(!recalled(&campaigns, 2_201).unwrap().is_sold_out(at(2_201)), "longer than a second");
+        campaigns.learn(seen(3, 4, 1_150));
+        assert_eq!(left(&campaigns), 0, "asked before");
+        campaigns.hear(&id("demo"), &granted(3, 6), at(1_199));
+        assert_eq!(left(&campaigns), 0, "asked before");
+        campaigns.learn(seen(3, 4, 1_300));
+        assert_eq!(left(&campaigns), 4);
     }
 
     #[test]
@@ -350,7 +491,10 @@ pub(crate) mod tests {
         assert!(matches!(campaigns.recall(&id("demo"), at(2_000)), Memory::Unknown));
         assert!(matches!(campaigns.recall(&id("demo"), at(2_001)), Memory::Nothing));
         campaigns.learn(named("demo", 1_500));
-        assert!(matches!(campaigns.recall(&id("demo"), at(1_600)), Memory::Snapshot(_)));
+        assert!(recalled(&campaigns, 1_600).is_some());
+        let gone = Heard { code: Some(Code::CampaignNotFound), ..Heard::default() };
+        campaigns.hear(&id("demo"), &gone, at(1_700));
+        assert!(matches!(campaigns.recall(&id("demo"), at(1_800)), Memory::Unknown));
     }
 
     #[test]

@@ -4,21 +4,59 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use claimgate_shared::signature::NamedKey;
-use claimgate_shared::user_token::UserTokens;
+use claimgate_shared::user_token::{Algorithm, TokenRules, UserTokens};
+use claimgate_shared::{Code, Problem};
+
+use crate::identity::{Identity, PublicKey};
+
+const RATE_PERIOD_S: u32 = 10;
+const RATE_PERIOD_S_MAX: u32 = 3_600;
 
 /// The Worker's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `CORE_URL`: where core's internal API is, without a slash at the end.
+    /// `CORE_URL`: where core's internal API is, without a slash at the end. Behind a service binding any name will do.
     pub core_url: String,
     /// `EDGE_KEY`: what requests to core are signed with.
     pub edge_key: NamedKey,
-    /// `USER_JWT_KEY`, `USER_JWT_ISS`, `USER_JWT_AUD`: how users prove who they are.
-    pub user_tokens: UserTokens,
+    /// `USER_JWT_ALG`, `USER_JWT_KEY`, `USER_JWT_ISS`, `USER_JWT_AUD`: how users prove who they are.
+    pub identity: Identity,
     /// `DEMO`: whether anybody may mint a token for any user. Never outside the local environment.
     pub demo: bool,
     /// `CORS_ORIGINS`: the other origins whose pages may call.
     pub cors_origins: Vec<String>,
+    /// `CLIENT_ADDRESS`: who says where a request comes from.
+    pub client_address: ClientAddress,
+    /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: how the rate limiters are to be taken.
+    pub rates: RateConfig,
+}
+
+/// Who says where a request comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientAddress {
+    /// This header, which what stands in front of the Worker has to set or remove: Cloudflare, or a proxy.
+    Header(String),
+    /// The runtime: it is the other end of the connection.
+    Peer,
+}
+
+/// How the rate limiters are to be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateConfig {
+    /// The limiters' period, in seconds: after it, whoever was refused may ask again.
+    pub period_s: u32,
+    /// Whether a limiter that fails lets everybody through; core decides every claim all the same.
+    pub is_open: bool,
+}
+
+impl RateConfig {
+    /// What a limiter that failed says.
+    pub fn on_failure(self) -> Result<(), Problem> {
+        if self.is_open {
+            return Ok(());
+        }
+        Err(Problem::new(Code::Overloaded, "nothing was tried: ask again"))
+    }
 }
 
 /// A variable that is missing or wrong; for the log, never for a client.
@@ -36,20 +74,39 @@ impl ConfigError {
 }
 
 impl Config {
-    /// Reads every setting through `variable`, which knows nothing of those that are unset.
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+    /// Reads every setting through `variable`, which knows nothing of those that are unset. With `core_is_bound` a
+    /// service binding leads to core.
+    pub fn read(variable: impl Fn(&str) -> Option<String>, core_is_bound: bool) -> Result<Self, ConfigError> {
         Ok(Self {
-            core_url: core_url(&variable)?,
+            core_url: if core_is_bound { CORE_BOUND.to_owned() } else { core_url(&variable)? },
             edge_key: secret(&variable, "EDGE_KEY")?,
-            user_tokens: UserTokens {
-                key: secret(&variable, "USER_JWT_KEY")?,
-                issuer: name(&variable, "USER_JWT_ISS")?,
-                audience: name(&variable, "USER_JWT_AUD")?,
-            },
+            identity: identity(&variable)?,
             demo: demo(&variable)?,
             cors_origins: cors_origins(&variable)?,
+            client_address: client_address(&variable)?,
+            rates: RateConfig { period_s: rate_period_s(&variable)?, is_open: rate_is_open(&variable)? },
         })
     }
+}
+
+/// A request through a binding needs a URL, whose host leads nowhere.
+const CORE_BOUND: &str = "http://core";
+
+fn identity(variable: impl Fn(&str) -> Option<String>) -> Result<Identity, ConfigError> {
+    const ALGORITHM: &str = "USER_JWT_ALG";
+    const KEY: &str = "USER_JWT_KEY";
+    let rules =
+        TokenRules { issuer: name(&variable, "USER_JWT_ISS")?, audience: name(&variable, "USER_JWT_AUD")? };
+    let algorithm = match variable(ALGORITHM).filter(|text| !text.is_empty()) {
+        None => Algorithm::Hs256,
+        Some(text) => text.parse().map_err(|why| ConfigError::new(ALGORITHM, why))?,
+    };
+    if algorithm == Algorithm::Hs256 {
+        return Ok(Identity::Secret(UserTokens { key: secret(&variable, KEY)?, rules }));
+    }
+    let pem = variable(KEY).ok_or_else(|| ConfigError::new(KEY, "is not set"))?;
+    let key = PublicKey::from_pem(&pem, algorithm).map_err(|why| ConfigError::new(KEY, why))?;
+    Ok(Identity::Public(key, rules))
 }
 
 fn secret<T: FromStr<Err: Display>>(
@@ -108,6 +165,37 @@ fn cors_origins(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<String>
         .collect()
 }
 
+fn client_address(variable: impl Fn(&str) -> Option<String>) -> Result<ClientAddress, ConfigError> {
+    const NAME: &str = "CLIENT_ADDRESS";
+    let is_token = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    match variable(NAME).as_deref() {
+        None | Some("") => Ok(ClientAddress::Header("CF-Connecting-IP".to_owned())),
+        Some("peer") => Ok(ClientAddress::Peer),
+        Some(name) if is_token(name) => Ok(ClientAddress::Header(name.to_owned())),
+        Some(_) => Err(ConfigError::new(NAME, "must be the name of a header, or peer")),
+    }
+}
+
+fn rate_period_s(variable: impl Fn(&str) -> Option<String>) -> Result<u32, ConfigError> {
+    const NAME: &str = "RATE_PERIOD_S";
+    match variable(NAME).as_deref() {
+        None | Some("") => Ok(RATE_PERIOD_S),
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|seconds| (1..=RATE_PERIOD_S_MAX).contains(seconds))
+            .ok_or_else(|| ConfigError::new(NAME, format!("must be 1 to {RATE_PERIOD_S_MAX} seconds"))),
+    }
+}
+
+fn rate_is_open(variable: impl Fn(&str) -> Option<String>) -> Result<bool, ConfigError> {
+    match variable("RATE_ON_FAILURE").as_deref() {
+        None | Some("" | "open") => Ok(true),
+        Some("closed") => Ok(false),
+        Some(_) => Err(ConfigError::new("RATE_ON_FAILURE", "must be open or closed")),
+    }
+}
+
 fn is_origin(text: &str) -> bool {
     let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     host.is_some_and(|host| {
@@ -133,17 +221,47 @@ mod tests {
                 _ => None,
             },
         };
-        Config::read(set).map_err(|error| error.to_string())
+        Config::read(set, false).map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_is_left_out_has_its_default() {
         let config = read(&[]).unwrap();
         assert_eq!(config.core_url, "http://127.0.0.1:8080");
-        assert_eq!(config.user_tokens.issuer, "claimgate");
-        assert_eq!(config.user_tokens.audience, "claimgate");
+        let Identity::Secret(UserTokens { rules, .. }) = config.identity else {
+            panic!("{:?}", config.identity);
+        };
+        assert_eq!((rules.issuer.as_str(), rules.audience.as_str()), ("claimgate", "claimgate"));
         assert!(!config.demo);
         assert!(config.cors_origins.is_empty());
+        assert_eq!(config.client_address, ClientAddress::Header("CF-Connecting-IP".to_owned()));
+        assert_eq!(config.rates, RateConfig { period_s: 10, is_open: true });
+    }
+
+    #[test]
+    fn a_binding_needs_no_url() {
+        let variable = |name: &str| match name {
+            "EDGE_KEY" => Some(format!("k1:{KEY}")),
+            "USER_JWT_KEY" => Some(KEY.to_owned()),
+            _ => None,
+        };
+        assert_eq!(Config::read(variable, true).unwrap().core_url, CORE_BOUND);
+        assert!(Config::read(variable, false).is_err());
+    }
+
+    #[test]
+    fn a_limiter_that_fails_is_open_unless_it_is_to_be_closed() {
+        assert_eq!(read(&[]).unwrap().rates.on_failure(), Ok(()));
+        let closed = read(&[("RATE_ON_FAILURE", "closed"), ("RATE_PERIOD_S", "60")]).unwrap().rates;
+        assert_eq!(closed.period_s, 60);
+        assert_eq!(closed.on_failure().unwrap_err().code, Code::Overloaded);
+    }
+
+    #[test]
+    fn the_address_is_the_proxys_word_or_the_peers() {
+        let address = |text| read(&[("CLIENT_ADDRESS", text)]).unwrap().client_address;
+        assert_eq!(address("peer"), ClientAddress::Peer);
+        assert_eq!(address("X-Real-IP"), ClientAddress::Header("X-Real-IP".to_owned()));
     }
 
     #[test]
@@ -158,9 +276,15 @@ mod tests {
             ("EDGE_KEY", "k1:c2hvcnQ"),
             ("USER_JWT_KEY", "unset"),
             ("USER_JWT_KEY", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"),
+            ("USER_JWT_ALG", "none"),
+            ("USER_JWT_ALG", "RS256"),
             ("USER_JWT_ISS", ""),
             ("USER_JWT_AUD", ""),
             ("DEMO", "true"),
+            ("CLIENT_ADDRESS", "X Real IP"),
+            ("RATE_PERIOD_S", "0"),
+            ("RATE_PERIOD_S", "ten"),
+            ("RATE_ON_FAILURE", "ajar"),
             ("CORS_ORIGINS", "*"),
             ("CORS_ORIGINS", "https://a.example, b.example"),
             ("CORS_ORIGINS", "https://a.example/path"),
@@ -168,6 +292,14 @@ mod tests {
             let error = read(&[(name, value)]).unwrap_err();
             assert!(error.starts_with(&format!("{name} ")), "{name}={value}: {error}");
             assert!(!error.contains(KEY), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_no_public_key() {
+        for algorithm in ["ES256", "EdDSA"] {
+            let error = read(&[("USER_JWT_ALG", algorithm)]).unwrap_err();
+            assert!(error.starts_with("USER_JWT_KEY ") && !error.contains(KEY), "{error}");
         }
     }
 

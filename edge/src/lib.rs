@@ -4,24 +4,31 @@
 //! `routes`, `gate`, `campaigns` and `reply` decide, and are tested natively; `calls`, `origin` and `rates` talk to
 //! the runtime.
 
+pub mod breaker;
 pub mod calls;
 pub mod campaigns;
 pub mod clock;
 pub mod config;
 pub mod gate;
+pub mod identity;
+pub mod incoming;
 pub mod origin;
 pub mod rates;
 pub mod reply;
+pub mod request_id;
 pub mod routes;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
 
 use claimgate_shared::{Code, Problem};
-use worker::{Context, Env, Request, Response, event};
+use worker::js_sys::Reflect;
+use worker::{Context, Env, Fetcher, event};
 
 use crate::calls::Call;
 use crate::config::{Config, ConfigError};
+use crate::incoming::Incoming;
+use crate::origin::Origin;
 use crate::reply::{Cors, Reply};
 use crate::routes::Route;
 
@@ -32,44 +39,50 @@ thread_local! {
 
 /// Answers a request that the assets have not answered.
 #[event(fetch)]
-pub async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<Response> {
-    let request_id = calls::random_text().unwrap_or_default();
+pub async fn fetch(raw: web_sys::Request, env: Env, context: Context) -> worker::Result<web_sys::Response> {
+    let request = Incoming::new(raw);
+    if let Some(files) = files(&request, &env) {
+        return Ok(files.fetch_request(request.raw().clone()?).await?.into());
+    }
+    let request_id = request_id::next();
     let config = config(&env);
-    let origin = calls::header(&request, "origin");
-    let cors = Cors {
-        allowed: config.as_ref().map_or(&[], |config| &config.cors_origins),
-        origin: origin.as_deref(),
-    };
+    let allowed = config.as_ref().map_or(&[][..], |config| &config.cors_origins);
+    let origin = (!allowed.is_empty()).then(|| request.header("origin")).flatten();
+    let cors = Cors { allowed, origin: origin.as_deref() };
     let reply = match route(&request, &env, &context, &config, &cors, &request_id).await {
         Ok(reply) => reply,
-        Err(problem) => Reply::problem(&problem, &request_id),
+        Err(problem) => Reply::problem(problem, &request_id),
     };
-    reply.finish(&request_id, &cors).into_response()
+    Ok(reply.finish(&request_id, &cors).into_response()?)
+}
+
+/// Who has the page's files, for a request that is no call. Cloudflare answers those before it calls the Worker.
+fn files(request: &Incoming, env: &Env) -> Option<Fetcher> {
+    let is_call = Route::of(&request.path).is_some();
+    let is_read = matches!(request.method.as_str(), "GET" | "HEAD");
+    (is_read && !is_call).then(|| env.service("ASSETS").ok()).flatten()
 }
 
 async fn route(
-    request: &Request,
+    request: &Incoming,
     env: &Env,
     context: &Context,
     config: &Result<Rc<Config>, Problem>,
     cors: &Cors<'_>,
     request_id: &str,
 ) -> Result<Reply, Problem> {
-    let path = request.path();
     let demo = config.as_ref().is_ok_and(|config| config.demo);
-    let Some(route) = Route::of(&path).filter(|route| demo || *route != Route::DemoToken) else {
+    let Some(route) = Route::of(&request.path).filter(|route| demo || *route != Route::DemoToken) else {
         return Err(Problem::new(Code::NotFound, "there is nothing here"));
     };
-    // Not `request.method()`: that takes every method it does not know for GET.
-    let method = request.inner().method();
-    if method == "OPTIONS"
+    if request.method == "OPTIONS"
         && let Some(reply) = cors.preflight(route.methods())
     {
         return Ok(reply);
     }
-    if !route.allows(&method) {
+    if !route.allows(&request.method) {
         let problem = Problem::new(Code::MethodNotAllowed, format!("allowed: {}", route.methods()));
-        return Ok(Reply::problem(&problem, request_id).with("allow", route.methods()));
+        return Ok(Reply::problem(problem, request_id).with("allow", route.methods()));
     }
     let call = || {
         let config = config.clone()?;
@@ -86,7 +99,9 @@ async fn route(
 
 /// The Worker's settings. What is wrong with them is for the log: clients learn that it does not work.
 fn config(env: &Env) -> Result<Rc<Config>, Problem> {
-    let read = || Config::read(|name| env.var(name).ok().map(|value| value.to_string())).map(Rc::new);
+    // Not `env.var()`: a variable that workerd knows without a value is null, on which that traps.
+    let variable = |name: &str| Reflect::get(env, &name.into()).ok()?.as_string();
+    let read = || Config::read(variable, env.service(Origin::BINDING).is_ok()).map(Rc::new);
     CONFIG.with(|config| config.get_or_init(read).clone()).map_err(|error| {
         worker::console_error!("configuration: {error}");
         Problem::new(Code::Unavailable, "the edge is not set up")

@@ -1,17 +1,21 @@
 //! The one way to core: every call is built from nothing, signed, and bounded in time.
 
+use std::cell::{OnceCell, RefCell};
+
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
 };
 use claimgate_shared::{Code, Problem};
 use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
-use worker::web_sys::AbortSignal as Timeout;
-use worker::{
-    AbortSignal, CacheMode, Fetch, Headers, Method, Request, RequestInit, RequestRedirect, Response,
-};
+use serde::de::DeserializeOwned;
+use wasm_bindgen::{JsCast as _, JsValue, intern};
+use web_sys::{AbortSignal, Headers, Request, RequestInit, RequestRedirect, Response, WorkerGlobalScope};
+use worker::Env;
+use worker::js_sys::futures::JsFuture;
+use worker::js_sys::{self, Math, Uint8Array};
 
-use crate::clock;
+use crate::breaker::Breaker;
+use crate::clock::{self, age_ms};
 use crate::config::Config;
 use crate::reply::{REQUEST_ID_HEADER, Reply};
 
@@ -24,6 +28,38 @@ const TRIES_MAX: u32 = 2;
 const TRY_MS_MIN: i64 = 100;
 
 const JSON: &str = "application/json";
+
+thread_local! {
+    static BREAKER: RefCell<Breaker> = RefCell::default();
+    // An isolate's environment never changes.
+    static FETCHER: OnceCell<WorkerGlobalScope> = const { OnceCell::new() };
+}
+
+/// The way to core: through a service binding where there is one, else over the network.
+#[derive(Debug)]
+pub struct Origin<'a> {
+    config: &'a Config,
+    /// The binding, or the global scope: both are asked by a `fetch` of the same kind.
+    fetcher: WorkerGlobalScope,
+}
+
+impl<'a> Origin<'a> {
+    /// The service binding's name.
+    pub const BINDING: &'static str = "CORE";
+
+    /// The way that `env` has.
+    pub fn new(env: &Env, config: &'a Config) -> Self {
+        let look_up = || match env.service(Self::BINDING) {
+            Ok(binding) => binding.into_rpc(),
+            Err(_) => js_sys::global().unchecked_into(),
+        };
+        Self { config, fetcher: FETCHER.with(|fetcher| fetcher.get_or_init(look_up).clone()) }
+    }
+
+    async fn fetch(&self, request: &Request) -> Result<Response, JsValue> {
+        JsFuture::from(self.fetcher.fetch_with_request(request)).await?.dyn_into()
+    }
+}
 
 /// A call to core's internal API.
 #[derive(Debug, Clone)]
@@ -50,6 +86,7 @@ pub struct Answer {
     pub body: Vec<u8>,
     retry_after: Option<String>,
     is_replay: bool,
+    heard: Heard,
 }
 
 /// Why a try brought no answer that can be passed on.
@@ -63,19 +100,26 @@ enum Failure {
 
 impl Call<'_> {
     /// Core's answer, or `unavailable` when there is none in time: then the outcome is unknown.
-    pub async fn send(&self, config: &Config) -> Result<Answer, Problem> {
+    pub async fn send(&self, origin: &Origin<'_>) -> Result<Answer, Problem> {
         let began_at = clock::now()?;
         for _ in 0..TRIES_MAX {
-            let left_ms = CALL_MS_MAX - (clock::now()?.as_ms() - began_at.as_ms());
-            if left_ms < TRY_MS_MIN {
+            let now = clock::now()?;
+            let left_ms = CALL_MS_MAX - age_ms(began_at, now).min(CALL_MS_MAX);
+            if left_ms < TRY_MS_MIN || !BREAKER.with_borrow_mut(|breaker| breaker.lets_through(now)) {
                 break;
             }
-            match self.try_once(config, left_ms).await {
-                Ok(answer) => return Ok(answer),
+            match self.try_once(origin, left_ms).await {
+                Ok(answer) => {
+                    BREAKER.with_borrow_mut(Breaker::succeeded);
+                    return Ok(answer);
+                }
                 Err(Failure::Lost(why)) => {
+                    let now = clock::now()?;
+                    BREAKER.with_borrow_mut(|breaker| breaker.failed(now, Math::random()));
                     worker::console_warn!("{} no answer from core: {why}", self.request_id);
                 }
                 Err(Failure::Distrusted(code)) => {
+                    BREAKER.with_borrow_mut(Breaker::succeeded);
                     worker::console_error!(
                         "{} core answers {}: check EDGE_KEY, and both clocks",
                         self.request_id,
@@ -91,30 +135,31 @@ impl Call<'_> {
         ))
     }
 
-    async fn try_once(&self, config: &Config, limit_ms: i64) -> Result<Answer, Failure> {
-        let lost = |error: worker::Error| Failure::Lost(error.to_string());
-        let request = self.request(config).map_err(lost)?;
-        let limit_ms = u32::try_from(limit_ms).unwrap_or_default();
-        // Ends the reading of the body, too.
-        let signal = AbortSignal::from(Timeout::timeout_with_u32(limit_ms));
-        let mut response = Fetch::Request(request).send_with_signal(&signal).await.map_err(lost)?;
-        let body = response.bytes().await.map_err(lost)?;
-        Answer::new(response.status_code(), body, header(&response)).check()
+    async fn try_once(&self, origin: &Origin<'_>, limit_ms: i64) -> Result<Answer, Failure> {
+        let request = self.request(origin.config, limit_ms).map_err(|error| lost(&error))?;
+        let response = origin.fetch(&request).await.map_err(|error| lost(&error))?;
+        let body = bytes(&response).await.map_err(|error| lost(&error))?;
+        let header = |name: &str| response.headers().get(intern(name)).ok().flatten();
+        Answer::new(response.status(), body, header)
     }
 
-    fn request(&self, config: &Config) -> worker::Result<Request> {
-        let mut init = RequestInit::new();
-        init.with_headers(self.headers(config)?)
-            .with_redirect(RequestRedirect::Manual)
-            .with_cache(CacheMode::NoStore);
+    fn request(&self, config: &Config, limit_ms: i64) -> Result<Request, JsValue> {
+        let init = RequestInit::new();
+        init.set_redirect(RequestRedirect::Manual);
+        init.set_headers(self.headers(config)?.as_ref());
         if let Some(body) = self.body {
-            init.with_method(Method::Post).with_body(Some(body.into()));
+            init.set_method("POST");
+            init.set_body(&body.into());
         }
-        Request::new_with_init(&format!("{}{}", config.core_url, self.path), &init)
+        // Ends the reading of the body, too.
+        let limit = AbortSignal::timeout_with_u32(u32::try_from(limit_ms).unwrap_or_default());
+        init.set_signal(Some(&limit));
+        let url = format!("{}{}", config.core_url, self.path);
+        Request::new_with_str_and_init(&url, &init)
     }
 
-    fn headers(&self, config: &Config) -> worker::Result<Headers> {
-        let now = clock::now().map_err(|problem| worker::Error::RustError(problem.detail))?;
+    fn headers(&self, config: &Config) -> Result<Headers, JsValue> {
+        let now = clock::now().map_err(|problem| problem.detail)?;
         let content_type = if self.body.is_some() { JSON } else { "" };
         let signed = SignedParts {
             method: if self.body.is_some() { "POST" } else { "GET" },
@@ -125,70 +170,87 @@ impl Call<'_> {
             client_ip: self.client_ip,
             idempotency_key: self.idempotency_key,
         };
-        let headers = Headers::new();
+        let headers = Headers::new()?;
+        let set = |name: &str, value: &str| headers.set(intern(name), value);
         if !content_type.is_empty() {
-            headers.set("content-type", content_type)?;
+            set("content-type", content_type)?;
         }
-        headers.set(REQUEST_ID_HEADER, self.request_id)?;
-        headers.set(KEY_HEADER, &config.edge_key.kid)?;
-        headers.set(TIMESTAMP_HEADER, &now.as_ms().to_string())?;
-        headers.set(USER_HEADER, self.user)?;
-        headers.set(CLIENT_IP_HEADER, self.client_ip)?;
-        headers.set(SIGNATURE_HEADER, &signed.sign(&config.edge_key, now))?;
+        set(REQUEST_ID_HEADER, self.request_id)?;
+        set(KEY_HEADER, &config.edge_key.kid)?;
+        set(TIMESTAMP_HEADER, &now.as_ms().to_string())?;
+        set(USER_HEADER, self.user)?;
+        set(CLIENT_IP_HEADER, self.client_ip)?;
+        set(SIGNATURE_HEADER, &signed.sign(&config.edge_key, now))?;
         Ok(headers)
     }
 }
 
-fn header(response: &Response) -> impl Fn(&str) -> Option<String> {
-    |name| response.headers().get(name).ok().flatten()
+fn lost(error: &JsValue) -> Failure {
+    Failure::Lost(format!("{error:?}"))
 }
 
-/// What matters of a problem; the rest passes on unread.
-#[derive(Deserialize)]
-struct ProblemHead {
-    code: Code,
-    detail: String,
+/// All of the body in one wait; worker's own way reads it chunk by chunk.
+async fn bytes(response: &Response) -> Result<Vec<u8>, JsValue> {
+    let buffer = JsFuture::from(response.array_buffer()?).await?;
+    Ok(Uint8Array::new(&buffer).to_vec())
+}
+
+/// What the edge itself reads in an answer; the rest passes on unread.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub struct Heard {
+    /// What went wrong, if anything.
+    pub code: Option<Code>,
+    /// The campaign's version.
+    pub version: Option<u64>,
+    /// What is left: of the campaign, and in a denial of the limit that refused.
+    pub remaining: Option<u32>,
+}
+
+impl Heard {
+    /// Units left of the campaign. Of the denials only "sold out, none left" says that, and to everybody.
+    pub fn left(&self) -> Option<u32> {
+        match self.code {
+            None => self.remaining,
+            Some(Code::SoldOut) => self.remaining.filter(|remaining| *remaining == 0),
+            Some(_) => None,
+        }
+    }
 }
 
 impl Answer {
-    fn new(status: u16, body: Vec<u8>, header: impl Fn(&str) -> Option<String>) -> Self {
-        Self {
+    /// Core's own answer, as told from half of one, and from one of something in between.
+    fn new(status: u16, body: Vec<u8>, header: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
+        let is_success = (200..300).contains(&status);
+        let heard: Heard = serde_json::from_slice(&body)
+            .map_err(|error| Failure::Lost(format!("{status} with a broken body: {error}")))?;
+        match heard.code {
+            None if is_success => {}
+            Some(code @ (Code::Unauthenticated | Code::Forbidden)) => return Err(Failure::Distrusted(code)),
+            Some(_) if !is_success => {}
+            _ => return Err(Failure::Lost(format!("{status} that is no answer of core's"))),
+        }
+        Ok(Self {
             status,
             body,
             retry_after: header("retry-after"),
             is_replay: header("idempotent-replayed").as_deref() == Some("true"),
-        }
+            heard,
+        })
     }
 
-    /// Tells core's own answer from half of one, and from one of something in between.
-    fn check(self) -> Result<Self, Failure> {
-        if (200..300).contains(&self.status) {
-            return match serde_json::from_slice::<IgnoredAny>(&self.body) {
-                Ok(_) => Ok(self),
-                Err(error) => Err(Failure::Lost(format!("{} with a broken body: {error}", self.status))),
-            };
-        }
-        match serde_json::from_slice::<ProblemHead>(&self.body) {
-            Ok(problem) if matches!(problem.code, Code::Unauthenticated | Code::Forbidden) => {
-                Err(Failure::Distrusted(problem.code))
-            }
-            Ok(_) => Ok(self),
-            Err(_) => Err(Failure::Lost(format!("{} that is no problem of core's", self.status))),
-        }
-    }
-
-    /// Whether core says that there is no such thing.
-    pub fn is_not_found(&self) -> bool {
-        self.status == Code::NotFound.status()
+    /// What it says of its campaign.
+    pub fn heard(&self) -> &Heard {
+        &self.heard
     }
 
     /// What core said, or the problem that it had.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        if self.status >= 400 {
-            let head: ProblemHead = self.parse()?;
-            return Err(Problem::new(head.code, head.detail));
+        if self.heard.code.is_none() {
+            return self.parse();
         }
-        self.parse()
+        let problem: Problem = self.parse()?;
+        let retry_after_s = self.retry_after.as_deref().and_then(|seconds| seconds.parse().ok());
+        Err(Problem { retry_after_s, ..problem })
     }
 
     fn parse<T: DeserializeOwned>(&self) -> Result<T, Problem> {
@@ -216,7 +278,7 @@ mod tests {
     use super::*;
 
     fn answer(status: u16, body: &str) -> Result<Answer, Failure> {
-        Answer::new(status, body.as_bytes().to_vec(), |_| None).check()
+        Answer::new(status, body.as_bytes().to_vec(), |_| None)
     }
 
     fn problem(code: Code) -> String {
@@ -261,7 +323,7 @@ mod tests {
             "idempotent-replayed" => Some("true".to_owned()),
             _ => None,
         };
-        let reply = Answer::new(200, b"{}".to_vec(), header).into_reply();
+        let reply = Answer::new(200, b"{}".to_vec(), header).unwrap().into_reply();
         let expected = Reply::empty(200)
             .with_body(JSON, b"{}".to_vec())
             .with("retry-after", "3")

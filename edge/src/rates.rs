@@ -1,12 +1,12 @@
 //! How often one user and one address may ask: counted by the platform's rate limiters.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use claimgate_shared::{Code, Problem, UserId};
 use worker::Env;
+use worker::js_sys::Reflect;
 
-/// The period of the limiters in wrangler.toml, in seconds: after it, whoever was refused may ask again.
-pub const PERIOD_S: u32 = 10;
+use crate::config::RateConfig;
 
 const PER_USER: &str = "RATE_PER_USER";
 const PER_ADDRESS: &str = "RATE_PER_ADDRESS";
@@ -33,40 +33,57 @@ impl Counted {
     }
 }
 
-/// Refuses an address that asks too often. Who has no address is not counted: on Cloudflare everybody has one.
-pub async fn check_address(env: &Env, counted: Counted, address: Option<IpAddr>) -> Result<(), Problem> {
-    match address {
-        Some(address) => check(env, PER_ADDRESS, counted.key(&network(address))).await,
-        None => Ok(()),
+/// The environment's limiters.
+#[derive(Debug)]
+pub struct Rates<'a> {
+    /// Where they are bound.
+    pub env: &'a Env,
+    /// How they are to be taken.
+    pub config: &'a RateConfig,
+}
+
+impl Rates<'_> {
+    /// Refuses an address that asks too often. Who has no address is not counted: on Cloudflare everybody has one.
+    pub async fn check_address(&self, counted: Counted, address: Option<IpAddr>) -> Result<(), Problem> {
+        match address {
+            Some(address) => self.check(PER_ADDRESS, counted.key(&network(address))).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a user who asks too often.
+    pub async fn check_user(&self, counted: Counted, user: &UserId) -> Result<(), Problem> {
+        self.check(PER_USER, counted.key(user.as_str())).await
+    }
+
+    async fn check(&self, limiter: &str, key: String) -> Result<(), Problem> {
+        match self.is_within(limiter, key).await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let problem = Problem::new(Code::RateLimited, "too many requests: wait, then ask again");
+                Err(Problem { retry_after_s: Some(self.config.period_s), ..problem })
+            }
+            Err(error) => {
+                worker::console_warn!("{limiter} failed: {error}");
+                self.config.on_failure()
+            }
+        }
+    }
+
+    async fn is_within(&self, limiter: &str, key: String) -> worker::Result<bool> {
+        // An environment without the limiter has no such limit.
+        if Reflect::get(self.env, &limiter.into()).is_ok_and(|bound| bound.is_undefined()) {
+            return Ok(true);
+        }
+        Ok(self.env.rate_limiter(limiter)?.limit(key).await?.success)
     }
 }
 
-/// Refuses a user who asks too often.
-pub async fn check_user(env: &Env, counted: Counted, user: &UserId) -> Result<(), Problem> {
-    check(env, PER_USER, counted.key(user.as_str())).await
-}
-
-/// An environment without the limiter has no such limit, and a limiter that fails lets everybody through: core
-/// still decides every claim.
-async fn check(env: &Env, limiter: &str, key: String) -> Result<(), Problem> {
-    let Ok(bound) = env.rate_limiter(limiter) else {
-        return Ok(());
-    };
-    match bound.limit(key).await {
-        Ok(outcome) if !outcome.success => {
-            Err(Problem::new(Code::RateLimited, "too many requests: wait, then ask again"))
-        }
-        Ok(_) => Ok(()),
-        Err(error) => {
-            worker::console_warn!("{limiter} failed, letting through: {error}");
-            Ok(())
-        }
-    }
-}
-
-/// The client's address as Cloudflare gives it.
-pub fn parse_address(header: Option<&str>) -> Option<IpAddr> {
-    let address: IpAddr = header?.trim().parse().ok()?;
+/// The client's address as Cloudflare's header gives it, or workerd, which tells its port, too.
+pub fn parse_address(text: Option<&str>) -> Option<IpAddr> {
+    let text = text?.trim();
+    let peer = text.parse::<SocketAddr>().map(|peer| peer.ip());
+    let address = peer.or_else(|_| text.parse()).ok()?;
     Some(address.to_canonical())
 }
 
@@ -92,6 +109,9 @@ mod tests {
             ("::ffff:192.0.2.1", "192.0.2.1"),
             ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
             ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+            ("192.0.2.1:39950", "192.0.2.1"),
+            ("[::ffff:192.0.2.1]:44548", "192.0.2.1"),
+            ("[2001:db8:1:2::1]:40350", "2001:db8:1:2::/64"),
         ] {
             assert_eq!(network(parse_address(Some(header)).unwrap()), counted, "{header}");
         }

@@ -1,13 +1,13 @@
 //! Every answer's shape: problem+json with the request's id, and the headers that all answers carry.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
 use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem};
 use serde::Serialize;
-use worker::{Headers, Response, ResponseBody};
-
-use crate::rates;
+use wasm_bindgen::{JsValue, intern};
+use web_sys::{Headers, Response, ResponseInit};
 
 /// The request's id: made here for every request, sent to core, answered to the client.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
@@ -28,7 +28,7 @@ const SECURITY: [(&str, &str); 6] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     status: u16,
-    headers: Vec<(&'static str, Cow<'static, str>)>,
+    headers: Vec<Header>,
     body: Vec<u8>,
 }
 
@@ -46,18 +46,21 @@ impl Reply {
     }
 
     /// A refusal, with the headers that go with its code.
-    pub fn problem(problem: &Problem, request_id: &str) -> Self {
-        let problem = problem.clone().of_request(request_id);
+    pub fn problem(problem: Problem, request_id: &str) -> Self {
+        let problem = problem.of_request(request_id);
         // Texts and numbers: writing them cannot fail, and the status says the same if it did.
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let reply = Self::empty(problem.code.status()).with_body(PROBLEM_JSON, body);
+        let reply = match problem.retry_after_s {
+            // The two that nearly all have are among the headers that are made once.
+            Some(1) => reply.with("retry-after", "1"),
+            Some(2) => reply.with("retry-after", "2"),
+            Some(seconds) => reply.with("retry-after", seconds.to_string()),
+            None => reply,
+        };
         match problem.code {
             Code::Unauthenticated => reply.with("www-authenticate", "Bearer"),
-            Code::RateLimited => reply.with("retry-after", rates::PERIOD_S.to_string()),
-            code => match code.retry_after_s() {
-                Some(seconds) => reply.with("retry-after", seconds.to_string()),
-                None => reply,
-            },
+            _ => reply,
         }
     }
 
@@ -88,14 +91,52 @@ impl Reply {
     }
 
     /// As the runtime wants it.
-    pub fn into_response(self) -> worker::Result<Response> {
-        let headers = Headers::new();
-        for (name, value) in &self.headers {
-            headers.set(name, value)?;
-        }
-        let body = if self.body.is_empty() { ResponseBody::Empty } else { ResponseBody::Body(self.body) };
-        Ok(Response::from_body(body)?.with_status(self.status).with_headers(headers))
+    pub fn into_response(self) -> Result<Response, JsValue> {
+        let init = ResponseInit::new();
+        init.set_status(self.status);
+        init.set_headers(runtime_headers(&self.headers)?.as_ref());
+        let body = std::str::from_utf8(&self.body).ok().filter(|t| !t.is_empty());
+        Response::new_with_opt_str_and_init(body, &init)
     }
+}
+
+type Header = (&'static str, Cow<'static, str>);
+
+thread_local! {
+    static KNOWN: RefCell<Vec<(Vec<Header>, Headers)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// `headers` as the runtime's own, for the next response to be made of, which copies them. Most values stand in this
+/// program and come in few sets; each set is made only once, as header by header they would cost more than all else of a
+/// refusal. The other values are written over each time.
+fn runtime_headers(headers: &[Header]) -> Result<Headers, JsValue> {
+    let set = |known: &Headers, (name, value): &Header| known.set(intern(name), value);
+    KNOWN.with_borrow_mut(|all| {
+        let is_known = |(set, _): &&(Vec<Header>, Headers)| {
+            set.len() == headers.len() && set.iter().zip(headers).all(|(one, other)| is_alike(one, other))
+        };
+        let known = if let Some((_, known)) = all.iter().find(is_known) {
+            known.clone()
+        } else {
+            let known = Headers::new()?;
+            headers.iter().try_for_each(|header| set(&known, header))?;
+            all.push((headers.to_vec(), known.clone()));
+            return Ok(known);
+        };
+        let mut own = headers.iter().filter(|(_, value)| matches!(value, Cow::Owned(_)));
+        own.try_for_each(|header| set(&known, header))?;
+        Ok(known)
+    })
+}
+
+/// Whether both are of one name, and of one value unless it is written over. By place: it is for texts of this program.
+fn is_alike((name, value): &Header, (other_name, other_value): &Header) -> bool {
+    std::ptr::eq(*name, *other_name)
+        && match (value, other_value) {
+            (Cow::Borrowed(value), Cow::Borrowed(other)) => std::ptr::eq(*value, *other),
+            (Cow::Owned(_), Cow::Owned(_)) => true,
+            _ => false,
+        }
 }
 
 /// Which other origins' pages may read an answer.
@@ -158,11 +199,11 @@ mod tests {
     fn a_refusal_carries_its_request_and_its_headers() {
         for (code, name, value) in [
             (Code::Unauthenticated, "www-authenticate", Some("Bearer")),
-            (Code::RateLimited, "retry-after", Some("10")),
+            (Code::RateLimited, "retry-after", Some("1")),
             (Code::Unavailable, "retry-after", Some("1")),
             (Code::SoldOut, "retry-after", None),
         ] {
-            let reply = Reply::problem(&Problem::new(code, "why"), "r-1");
+            let reply = Reply::problem(Problem::new(code, "why"), "r-1");
             assert_eq!(reply.status, code.status());
             assert_eq!(header(&reply, name), value, "{code:?}");
             assert_eq!(header(&reply, "content-type"), Some(PROBLEM_JSON));

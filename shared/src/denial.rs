@@ -3,6 +3,9 @@
 use crate::problem::{Limit, Members};
 use crate::{Code, Problem, Timestamp};
 
+/// Units come back, and a pause ends, at any time; asking sooner could meet what the edge remembers.
+const CHANGE_S: u32 = 2;
+
 /// The first rule that refuses, and what the caller can do with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denial {
@@ -59,8 +62,25 @@ impl Denial {
         }
     }
 
-    /// As callers see it, under the campaign's `version`.
-    pub fn problem(self, version: u64) -> Problem {
+    /// Seconds from `now` on after which the answer may be another one.
+    fn retry_after_s(self, now: Timestamp) -> Option<u32> {
+        let until = |at: Timestamp| {
+            let wait_ms = at.as_ms().saturating_sub(now.as_ms()).max(1);
+            u32::try_from((wait_ms + 999) / 1000).unwrap_or(u32::MAX)
+        };
+        match self {
+            Self::NotStarted { starts_at } => Some(until(starts_at)),
+            Self::UserDailyLimitReached { resets_at, .. } => Some(until(resets_at)),
+            Self::Paused | Self::SoldOut { .. } => Some(CHANGE_S),
+            Self::IdempotencyKeyReused
+            | Self::Ended { .. }
+            | Self::QuantityOutOfRange { .. }
+            | Self::UserLimitReached { .. } => None,
+        }
+    }
+
+    /// As callers see it at `now`, under the campaign's `version`.
+    pub fn problem(self, version: u64, now: Timestamp) -> Problem {
         let mut members = Members { version: Some(version), ..Members::default() };
         let detail = match self {
             Self::IdempotencyKeyReused => "this idempotency key was used for another quantity".to_owned(),
@@ -94,6 +114,28 @@ impl Denial {
                 format!("{remaining} left in this campaign")
             }
         };
-        Problem { members, ..Problem::new(self.code(), detail) }
+        Problem { members, retry_after_s: self.retry_after_s(now), ..Problem::new(self.code(), detail) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_says_when_to_ask_again() {
+        let at = |ms| Timestamp::from_ms(ms).unwrap();
+        for (denial, seconds) in [
+            (Denial::NotStarted { starts_at: at(10_001) }, Some(6)),
+            (Denial::NotStarted { starts_at: at(10_000) }, Some(5)),
+            (Denial::NotStarted { starts_at: at(4_000) }, Some(1)),
+            (Denial::UserDailyLimitReached { remaining: 0, resets_at: at(65_000) }, Some(60)),
+            (Denial::SoldOut { remaining: 0 }, Some(2)),
+            (Denial::Paused, Some(2)),
+            (Denial::Ended { ends_at: None }, None),
+            (Denial::UserLimitReached { remaining: 0 }, None),
+        ] {
+            assert_eq!(denial.problem(1, at(5_000)).retry_after_s, seconds, "{denial:?}");
+        }
     }
 }

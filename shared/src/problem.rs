@@ -80,8 +80,8 @@ impl Code {
         format!("/problems/{}", self.as_str().replace('_', "-"))
     }
 
-    /// Seconds after which asking again makes sense; only where the answer has a `Retry-After`.
-    pub fn retry_after_s(self) -> Option<u32> {
+    /// Seconds after which asking again makes sense, where that is the same for every occurrence.
+    fn retry_after_s(self) -> Option<u32> {
         matches!(self, Self::RateLimited | Self::CampaignNotReady | Self::Overloaded | Self::Unavailable)
             .then_some(1)
     }
@@ -140,6 +140,9 @@ pub struct Problem {
     /// The request's id, for whoever reads the logs.
     #[serde(default)]
     pub instance: String,
+    /// Seconds after which asking again makes sense: the answer's `Retry-After`, no member of its JSON.
+    #[serde(skip)]
+    pub retry_after_s: Option<u32>,
     /// What else the code says.
     #[serde(flatten)]
     pub members: Members,
@@ -148,7 +151,13 @@ pub struct Problem {
 impl Problem {
     /// A problem with no extra members yet.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), instance: String::new(), members: Members::default() }
+        Self {
+            code,
+            detail: detail.into(),
+            instance: String::new(),
+            retry_after_s: code.retry_after_s(),
+            members: Members::default(),
+        }
     }
 
     /// `invalid_request`, naming the field.

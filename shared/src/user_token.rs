@@ -1,6 +1,8 @@
-//! Who a browser's user is: a JWT (RFC 7519) signed with HS256 (RFC 7518, 3.2), the one algorithm of a deployment.
+//! Who a browser's user is: a JWT (RFC 7519) signed with the one algorithm of a deployment (RFC 7518, 3.1; RFC 8037).
 //!
 //! Only the compact form with exactly this algorithm is read, so nothing a token says can choose how it is verified.
+
+use std::str::FromStr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -16,15 +18,57 @@ pub const LEEWAY_S: i64 = 5;
 /// The longest token that is looked at, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 2048;
 
-/// What a token of this deployment must say and be signed with.
-#[derive(Debug, Clone)]
-pub struct UserTokens {
-    /// The HS256 secret.
-    pub key: SecretKey,
+/// How a deployment's tokens are signed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// HMAC with SHA-256: who verifies could sign as well.
+    Hs256,
+    /// ECDSA on P-256 with SHA-256.
+    Es256,
+    /// Ed25519.
+    EdDsa,
+}
+
+impl Algorithm {
+    /// As in a token's `alg`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Hs256 => "HS256",
+            Self::Es256 => "ES256",
+            Self::EdDsa => "EdDSA",
+        }
+    }
+}
+
+/// A text that names no [`Algorithm`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("must be HS256, ES256 or EdDSA")]
+pub struct AlgorithmError;
+
+impl FromStr for Algorithm {
+    type Err = AlgorithmError;
+    fn from_str(text: &str) -> Result<Self, AlgorithmError> {
+        let all = [Self::Hs256, Self::Es256, Self::EdDsa];
+        all.into_iter().find(|algorithm| algorithm.as_str() == text).ok_or(AlgorithmError)
+    }
+}
+
+/// What a token of this deployment must say, however it is signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenRules {
     /// The required `iss`.
     pub issuer: String,
     /// The required `aud`.
     pub audience: String,
+}
+
+/// Tokens signed with a secret.
+#[derive(Debug, Clone)]
+pub struct UserTokens {
+    /// The HS256 secret.
+    pub key: SecretKey,
+    /// What they must say.
+    pub rules: TokenRules,
 }
 
 /// Why a token is refused; for logs, never for the client.
@@ -33,7 +77,7 @@ pub enum TokenError {
     /// Not three parts of base64url JSON with the members needed.
     #[error("malformed token")]
     Malformed,
-    /// Not HS256.
+    /// Not the deployment's.
     #[error("wrong algorithm")]
     Algorithm,
     /// Signed by another key, or changed.
@@ -90,8 +134,8 @@ impl UserTokens {
     /// A token for `user` that is good for `ttl_s` seconds from `now` on.
     pub fn mint(&self, user: &UserId, now: Timestamp, ttl_s: u32) -> Result<String, serde_json::Error> {
         let payload = Payload {
-            iss: self.issuer.clone(),
-            aud: Audience::One(self.audience.clone()),
+            iss: self.rules.issuer.clone(),
+            aud: Audience::One(self.rules.audience.clone()),
             sub: user.clone(),
             exp: seconds(now).floor() + f64::from(ttl_s),
             nbf: None,
@@ -104,8 +148,29 @@ impl UserTokens {
         Ok(format!("{header}.{payload}.{signature}"))
     }
 
-    /// The user that `token` speaks for at `now`. The signature is checked before anything it signs is believed.
+    /// The user that `token` speaks for at `now`.
     pub fn verify(&self, token: &str, now: Timestamp) -> Result<UserId, TokenError> {
+        let token = SignedToken::parse(token, Algorithm::Hs256)?;
+        let mut mac = self.key.hmac();
+        mac.update(token.signed);
+        mac.verify_slice(&token.signature).map_err(|_| TokenError::Signature)?;
+        token.user(&self.rules, now)
+    }
+}
+
+/// A token taken apart. Nothing that it says is to be believed before its signature has been verified.
+#[derive(Debug)]
+pub struct SignedToken<'a> {
+    /// What is signed.
+    pub signed: &'a [u8],
+    /// The signature's bytes.
+    pub signature: Vec<u8>,
+    payload: &'a str,
+}
+
+impl<'a> SignedToken<'a> {
+    /// Takes `token` apart; refused unless it names `algorithm`.
+    pub fn parse(token: &'a str, algorithm: Algorithm) -> Result<Self, TokenError> {
         let mut parts = token.split('.');
         let (Some(header), Some(payload), Some(signature), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
@@ -116,25 +181,25 @@ impl UserTokens {
             return Err(TokenError::Malformed);
         }
         let read: Header = decode(header)?;
-        if read.alg != "HS256" || read.crit.is_some() {
+        if read.alg != algorithm.as_str() || read.crit.is_some() {
             return Err(TokenError::Algorithm);
         }
-        let tag = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
-        let mut mac = self.key.hmac();
-        mac.update(&token.as_bytes()[..header.len() + 1 + payload.len()]);
-        mac.verify_slice(&tag).map_err(|_| TokenError::Signature)?;
-        self.check(decode(payload)?, seconds(now))
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
+        let signed = &token.as_bytes()[..header.len() + 1 + payload.len()];
+        Ok(Self { signed, signature, payload })
     }
 
+    /// The user that the token speaks for at `now`; only to be asked once the signature has been verified.
     #[allow(clippy::cast_precision_loss)] // 5 is exact
-    fn check(&self, payload: Payload, now_s: f64) -> Result<UserId, TokenError> {
+    pub fn user(&self, rules: &TokenRules, now: Timestamp) -> Result<UserId, TokenError> {
+        let (payload, now_s): (Payload, f64) = (decode(self.payload)?, seconds(now));
         if now_s >= payload.exp + LEEWAY_S as f64 {
             Err(TokenError::Expired)
         } else if payload.nbf.is_some_and(|from| now_s + (LEEWAY_S as f64) < from) {
             Err(TokenError::NotYet)
-        } else if payload.iss != self.issuer {
+        } else if payload.iss != rules.issuer {
             Err(TokenError::Issuer)
-        } else if !payload.aud.contains(&self.audience) {
+        } else if !payload.aud.contains(&rules.audience) {
             Err(TokenError::Audience)
         } else {
             Ok(payload.sub)
@@ -164,8 +229,7 @@ mod tests {
     fn tokens() -> UserTokens {
         UserTokens {
             key: SecretKey::from_bytes(b"a key for tests, not all the same".to_vec()).unwrap(),
-            issuer: "claimgate".to_owned(),
-            audience: "claimgate".to_owned(),
+            rules: TokenRules { issuer: "claimgate".to_owned(), audience: "claimgate".to_owned() },
         }
     }
 
@@ -243,6 +307,17 @@ mod tests {
             (r#"{"iss":"claimgate","aud":"other","sub":"a","exp":1700000060}"#, TokenError::Audience),
         ] {
             assert_eq!(hs256(payload), Err(error), "{payload}");
+        }
+    }
+
+    #[test]
+    fn an_algorithm_has_one_name() {
+        for algorithm in [Algorithm::Hs256, Algorithm::Es256, Algorithm::EdDsa] {
+            assert_eq!(algorithm.as_str().parse(), Ok(algorithm));
+            assert_eq!(algorithm.as_str().to_lowercase().parse::<Algorithm>(), Err(AlgorithmError));
+            let named = signed(&format!(r#"{{"alg":"{}"}}"#, algorithm.as_str()), "{}");
+            assert!(SignedToken::parse(&named, algorithm).is_ok());
+            assert_eq!(SignedToken::parse(&named, Algorithm::Hs256).is_ok(), algorithm == Algorithm::Hs256);
         }
     }
 

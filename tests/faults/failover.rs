@@ -16,6 +16,7 @@ use support::storm::{Seen, Wish};
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, heavy};
 
+use crate::cores;
 use crate::stage::{Stage, socket};
 use crate::tally::{Row, say};
 
@@ -24,7 +25,7 @@ const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences:
 /// What is acknowledged by the primary alone before it fails.
 const WINDOW: Duration = Duration::from_millis(150);
 const USERS: u64 = 400;
-const LIMITS: Limits = Limits { total: Some(3000), per_user: Some(12), per_user_per_day: Some(12) };
+const LIMITS: Limits = Limits { total: Some(9000), per_user: Some(36), per_user_per_day: Some(36) };
 
 /// A primary and its replica, behind a proxy that leads to whichever is the primary.
 struct Pair {
@@ -190,7 +191,7 @@ async fn failover_that_forgets_a_user() {
     pair.cut_replica_off();
     let held = sql.hold().await;
     takes_all(&checker, &first, "before").await;
-    in_hand(&pair.primary.view().await, 1).await;
+    until_in_hand(&pair.primary.view().await, 1).await;
     first.process().signal(Signal::STOP);
     row.kill();
     pair.fail_over().await;
@@ -216,11 +217,9 @@ async fn takes_all(checker: &Checker, core: &Core, keys: &str) {
 }
 
 /// Waits until cores have read so many entries that SQL has yet to hear.
-async fn in_hand(redis: &RedisView, least: u64) {
+async fn until_in_hand(redis: &RedisView, least: u64) {
     eventually(SOON, || async {
-        let groups: Vec<Vec<redis::Value>> =
-            redis.query(&["XINFO", "GROUPS", &support::inspect::key("demo", "outbox")]).await;
-        let pending: u64 = redis::from_redis_value(groups[0][5].clone()).unwrap();
+        let pending: u64 = cores::in_hand(redis).await.into_iter().map(|(_, count)| count).sum();
         holds(pending >= least, || format!("{pending} entries in hand"))
     })
     .await;
@@ -297,7 +296,7 @@ async fn failover_with_claims_in_hand() {
     let behind = Behind::remember(stage.server()).await;
     let held = stage.sql.hold().await;
     many(&checker, &stage.core, "large", 10, 5).await;
-    in_hand(&stage.redis().await, 2).await;
+    until_in_hand(&stage.redis().await, 2).await;
     row.kill();
     behind.take_over().await;
     many(&checker, stage.other(), "small", 60, 1).await;

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use redis::Value as RedisValue;
 use reqwest::Method;
 use serde_json::json;
 use support::core_process::API_TOKEN;
@@ -10,14 +9,16 @@ use support::raw::{Raw, claim_head, claim_request, status};
 use support::signing::{Signed, claim_id};
 use support::times::now_ms;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, RedisView, SOON, Snapshot, claim_body, eventually};
+use support::watched::Watched;
+use support::{Core, SOON, Snapshot, claim_body, eventually};
 
 #[tokio::test]
 async fn requests_that_are_no_http_of_ours() {
-    let core = Core::start().await;
-    core.create("demo", json!({"total": 10})).await;
-    let (redis, register) = (core.redis().await, core.register().await);
-    let before = Snapshot::take(&redis, &register, "demo").await;
+    let (core, watched) = Watched::start().await;
+    let core = &core;
+    let register = core.register().await;
+    let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let writes = watched.writes().await;
     let good = claim_body("demo", "mallory", "bad", 1).to_string();
     let request = claim_request(&good);
     let many = "X-Filler: 1\r\n".repeat(200);
@@ -44,7 +45,9 @@ async fn requests_that_are_no_http_of_ours() {
             String::from_utf8_lossy(&answer)
         );
     }
-    assert_eq!(Snapshot::take(&redis, &register, "demo").await, before);
+    assert!(!watched.asked_for("mallory").await, "what is no HTTP reached Redis");
+    assert_eq!(watched.writes().await, writes, "by Redis' own count");
+    assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
     core.claim("demo", "bob", "after").await.expect(201);
 }
 
@@ -97,40 +100,13 @@ async fn a_body_that_drips_is_given_up_while_others_are_served() {
     assert_eq!(core.campaign("demo").await["remaining"], 9);
 }
 
-/// A core on a Redis that tells every command it gets.
-struct Watched {
-    core: Core,
-    server: RedisServer,
-    redis: RedisView,
-}
-
-impl Watched {
-    async fn start() -> Self {
-        let server =
-            RedisServer::start_with(&[("slowlog-log-slower-than", "0"), ("slowlog-max-len", "100000")], &[])
-                .await;
-        let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url()).start().await;
-        core.create("demo", json!({"total": 1000})).await;
-        let redis = server.view().await;
-        Self { core, server, redis }
-    }
-
-    /// Whether Redis has seen a script call that names `user`. (Core's own refresh calls scripts each second, so
-    /// their number alone says nothing.)
-    async fn asked_for(&self, user: &str) -> bool {
-        let log: RedisValue = self.redis.query(&["SLOWLOG", "GET", "-1"]).await;
-        let text = format!("{log:?}");
-        assert!(text.contains("EVALSHA") || text.contains("evalsha"), "the slow log shows no script at all");
-        text.contains(user)
-    }
-}
-
 #[tokio::test]
 async fn claims_by_nobody_in_particular_reach_neither_redis_nor_sql() {
-    let watched = Watched::start().await;
-    let core = &watched.core;
+    let (core, watched) = Watched::start().await;
+    let core = &core;
     let register = core.register().await;
     let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let writes = watched.writes().await;
     let token = core.admin_token();
     for authorization in [
         String::new(),
@@ -159,10 +135,10 @@ async fn claims_by_nobody_in_particular_reach_neither_redis_nor_sql() {
         assert_eq!(core.client().send(request).await.unwrap().status, 401, "{authorization}");
     }
     assert!(!watched.asked_for("nobody").await, "an unknown caller's claim reached Redis");
+    assert_eq!(watched.writes().await, writes, "by Redis' own count");
     assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
     core.claim("demo", "somebody", "k").await.expect(201);
     assert!(watched.asked_for("somebody").await, "the test does not see what reaches Redis");
-    drop(watched.server);
 }
 
 /// A signed claim by `nobody`, spoilt.
@@ -174,10 +150,11 @@ fn spoilt(core: &Core, spoil: impl FnOnce(&mut Signed)) -> Signed {
 
 #[tokio::test]
 async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
-    let watched = Watched::start().await;
-    let core = &watched.core;
+    let (core, watched) = Watched::start().await;
+    let core = &core;
     let register = core.register().await;
     let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let writes = watched.writes().await;
     let late = |by_ms: i64| (now_ms() + by_ms).to_string();
     for (what, signed) in [
         ("unknown kid", spoilt(core, |it| it.kid = "k2".to_owned())),
@@ -208,6 +185,7 @@ async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
         assert_eq!(good.send_signed(core, signature).await.status, 401, "signature {signature:?}");
     }
     assert!(!watched.asked_for("nobody").await, "a claim of no valid signature reached Redis");
+    assert_eq!(watched.writes().await, writes, "by Redis' own count");
     assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
     for (key, by_ms) in [("k1", -29_000), ("k2", 29_000)] {
         let mut signed = Signed::claim(core, "demo", "somebody", key);

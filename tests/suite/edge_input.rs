@@ -8,9 +8,11 @@ use support::edge::{World, payload};
 use support::inspect::key;
 use support::raw::{Raw, status};
 use support::times::now_ms;
+use support::watched::Watched;
 use support::{ClaimRow, Reply};
 
-use crate::edge::{open_world, run};
+use super::RUNTIME;
+use super::edge::{open_world, run};
 
 /// All that a campaign's counters are.
 #[derive(Debug, PartialEq, Eq)]
@@ -303,58 +305,97 @@ fn head(world: &World, method: &str, rest: &str) -> String {
     )
 }
 
+/// What is no HTTP of ours, as bytes.
+fn no_http(world: &World) -> Vec<(&'static str, String)> {
+    let many = "X-Many: h\r\n".repeat(2000);
+    vec![
+        ("unknown method", head(world, "BREW", "Content-Length: 2\r\n\r\n{}")),
+        ("two lengths", head(world, "POST", "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}")),
+        ("a negative length", head(world, "POST", "Content-Length: -2\r\n\r\n{}")),
+        (
+            "a huge header",
+            head(world, "POST", &format!("X-Huge: {}\r\nContent-Length: 2\r\n\r\n{{}}", "h".repeat(1 << 20))),
+        ),
+        ("many headers", head(world, "POST", &format!("{many}X-Size: {}\r\n\r\n", "h".repeat(1 << 20)))),
+        ("a NUL in a header", head(world, "POST", "Idempotency-Key: a\0b\r\nContent-Length: 2\r\n\r\n{}")),
+        (
+            "a bare CR in a header",
+            head(world, "POST", "Idempotency-Key: a\rb\r\nContent-Length: 2\r\n\r\n{}"),
+        ),
+        ("no HTTP", "\x16\x03\x01\0\0".to_owned()),
+    ]
+}
+
+/// Each is refused or cut off, and others are served all the while.
+async fn refused_or_cut(world: &World, (what, bytes): (&str, String)) {
+    let mut raw = Raw::connect(world.edge.listen).await;
+    raw.send(bytes).await;
+    raw.finish().await;
+    let answer = raw.read_to_end().await;
+    let code = status(&answer);
+    assert!(code.is_none_or(|code| (400..=501).contains(&code)), "{what}: {code:?}");
+    let _ = world.send(world.request("GET", "/livez")).await.expect(200);
+}
+
 #[test]
 fn http_by_hand_is_refused_or_cut_and_others_are_served() {
     run(changing_nothing("raw", async |world| {
-        let many = "X-Many: h\r\n".repeat(2000);
-        for (what, bytes) in [
-            ("unknown method", head(world, "BREW", "Content-Length: 2\r\n\r\n{}")),
-            ("two lengths", head(world, "POST", "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}")),
-            ("a negative length", head(world, "POST", "Content-Length: -2\r\n\r\n{}")),
-            (
-                "a huge header",
-                head(
-                    world,
-                    "POST",
-                    &format!("X-Huge: {}\r\nContent-Length: 2\r\n\r\n{{}}", "h".repeat(1 << 20)),
-                ),
-            ),
-            ("many headers", head(world, "POST", &format!("{many}X-Size: {}\r\n\r\n", "h".repeat(1 << 20)))),
-            (
-                "a NUL in a header",
-                head(world, "POST", "Idempotency-Key: a\0b\r\nContent-Length: 2\r\n\r\n{}"),
-            ),
-            (
-                "a bare CR in a header",
-                head(world, "POST", "Idempotency-Key: a\rb\r\nContent-Length: 2\r\n\r\n{}"),
-            ),
-            ("no HTTP", "\x16\x03\x01\0\0".to_owned()),
-        ] {
-            let mut raw = Raw::connect(world.edge.listen).await;
-            raw.send(bytes).await;
-            raw.finish().await;
-            let answer = raw.read_to_end().await;
-            let code = status(&answer);
-            assert!(code.is_none_or(|code| (400..=501).contains(&code)), "{what}: {code:?}");
-            let _ = world.send(world.request("GET", "/livez")).await.expect(200);
+        for row in no_http(world) {
+            refused_or_cut(world, row).await;
         }
     }));
 }
 
-/// workerd lets `Transfer-Encoding` win, as RFC 9112 (6.3) has it. What counts: one reading, one answer, and no second
-/// request hidden in what the other reading would have left over.
+/// Nobody without a good token, no forged identity, and nothing that is no HTTP: Redis says so itself.
+#[test]
+fn what_the_edge_refuses_never_reaches_redis() {
+    run(async {
+        let (core, watched) = Watched::start().await;
+        let world = World::before(core, RUNTIME, "edge-watched", "test", &[]).await;
+        let writes = watched.writes().await;
+        let claim = || world.request("POST", "/v1/campaigns/demo/claims");
+        let mut refused = 0;
+        for (what, token) in bad_tokens(&world).into_iter().chain([("none", String::new())]) {
+            let reply = world.send(claim().json(&json!({})).bearer_auth(token)).await;
+            assert_eq!(reply.status, 401, "{what}");
+            refused += 1;
+        }
+        let forged = claim().header("X-Claimgate-User", "alice").header("X-Claimgate-Key", "k1");
+        let forged = forged.header("X-Claimgate-Signature", "AAAA").header("X-Forwarded-For", "192.0.2.1");
+        let _ = world.send(forged.json(&json!({}))).await.refused(401, "unauthenticated");
+        for body in [json!({"user_id": "mallory"}), json!({"quantity": 1, "user_id": "alice"})] {
+            let _ = world
+                .send(world.claim_request("demo", "alice").json(&body))
+                .await
+                .refused(400, "invalid_request");
+        }
+        let rows = no_http(&world);
+        refused += 3 + rows.len();
+        for (what, bytes) in rows {
+            refused_or_cut(&world, (what, bytes.replace("/raw/", "/demo/"))).await;
+        }
+        assert!(!watched.asked_for("alice").await && !watched.asked_for("mallory").await);
+        assert_eq!(watched.writes().await, writes, "after {refused} refusals, by Redis' own count");
+        let _ = world.claim("demo", "alice", "k").await.expect(201);
+        assert!(watched.asked_for("alice").await, "the test does not see what reaches Redis");
+        assert!(watched.writes().await > writes, "the test does not see what is written");
+    });
+}
+
+/// workerd lets `Transfer-Encoding` win, as RFC 9112 (6.3) has it, and the Worker reads no body of unknown length. What
+/// counts: one answer, and no second request hidden in what the other reading would have left over.
 #[test]
 fn a_body_of_two_lengths_hides_no_second_request() {
     run(changing_nothing("lengths", async |world| {
         let hidden = head(world, "POST", "Content-Length: 2\r\n\r\n{}");
-        let body = format!("0\r\n\r\n{hidden}");
+        let body = format!("2\r\n{{}}\r\n0\r\n\r\n{hidden}");
         let both = format!("Content-Length: {}\r\nTransfer-Encoding: chunked\r\n\r\n{body}", body.len());
         let mut raw = Raw::connect(world.edge.listen).await;
         raw.send(head(world, "POST", &both).replace("/raw/", "/lengths/")).await;
         raw.finish().await;
         let answer = String::from_utf8_lossy(&raw.read_to_end().await).into_owned();
         assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
-        assert_eq!(status(answer.as_bytes()), Some(400), "an empty body: {answer}");
+        assert_eq!(status(answer.as_bytes()), Some(400), "{answer}");
     }));
 }
 
@@ -370,7 +411,7 @@ fn a_body_without_end_is_not_read_to_its_end() {
             sent += 1;
         }
         let answer = raw.read_some().await;
-        assert_eq!(status(&answer), Some(413), "{}", String::from_utf8_lossy(&answer));
+        assert_eq!(status(&answer), Some(400), "{}", String::from_utf8_lossy(&answer));
     }));
 }
 
@@ -388,4 +429,24 @@ fn a_body_that_dawdles_is_not_waited_for() {
         assert_eq!(status(&answer), Some(408), "{}", String::from_utf8_lossy(&answer));
         assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     }));
+}
+
+/// A head can be waited for by the runtime alone: workerd gives it 15 s.
+#[test]
+fn a_head_without_end_is_given_up_and_others_are_served() {
+    run(async {
+        let world = open_world().await;
+        let mut dawdlers = Vec::new();
+        for _ in 0..20 {
+            let mut raw = Raw::connect(world.edge.listen).await;
+            raw.send("GET /livez HTTP/1.1\r\nHost: edge\r\nX-Slow: ").await;
+            dawdlers.push(raw);
+        }
+        for raw in &mut dawdlers {
+            let _ = world.send(world.request("GET", "/livez")).await.expect(200);
+            let answer = raw.read_to_end().await;
+            let code = status(&answer);
+            assert!(code.is_none_or(|code| (400..500).contains(&code)), "{code:?}");
+        }
+    });
 }

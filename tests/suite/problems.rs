@@ -17,16 +17,16 @@ use support::{Core, CoreOptions, Reply, SOON, eventually};
 /// What each code's answer must look like: status, title, whether it says when to come back, and which members it
 /// has beside the common ones.
 const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
-    ("not_started", 403, "Not started", false, &["starts_at", "version"]),
+    ("not_started", 403, "Not started", true, &["starts_at", "version"]),
     ("ended", 403, "Ended", false, &["ends_at", "version"]),
-    ("paused", 403, "Paused", false, &["version"]),
-    ("sold_out", 409, "Sold out", false, &["limit", "remaining", "version"]),
+    ("paused", 403, "Paused", true, &["version"]),
+    ("sold_out", 409, "Sold out", true, &["limit", "remaining", "version"]),
     ("user_limit_reached", 409, "User limit reached", false, &["limit", "remaining", "version"]),
     (
         "user_daily_limit_reached",
         409,
         "Daily limit reached",
-        false,
+        true,
         &["limit", "remaining", "resets_at", "version"],
     ),
     ("campaign_exists", 409, "Campaign exists", false, &[]),

@@ -42,24 +42,24 @@ impl Pair {
     }
 
     /// A crowd is refused by the second core until it no longer asks Redis.
-    async fn until_known_by_heart(&self, campaign: &str, crowd: &str) {
-        let before = by_heart(&self.refusing).await;
+    async fn until_known_from_memory(&self, campaign: &str, crowd: &str) {
+        let before = from_memory(&self.refusing).await;
         eventually(SOON, || async {
             for user in 0..20 {
                 let refused = self.refusing.claim(campaign, &format!("{crowd}-{user}"), "k").await;
                 refused.refused(409, "sold_out");
             }
-            let now = by_heart(&self.refusing).await;
-            holds(now >= before + 20, || format!("{now} refused by heart, {before} before"))
+            let now = from_memory(&self.refusing).await;
+            holds(now >= before + 20, || format!("{now} refused from memory, {before} before"))
         })
         .await;
     }
 }
 
 /// Claims that `core` has refused without asking Redis.
-async fn by_heart(core: &Core) -> u64 {
+async fn from_memory(core: &Core) -> u64 {
     let metrics = core.client().try_get(&core.admin_url("/metrics"), "").await.unwrap().text();
-    let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_sold_out_by_heart_total "));
+    let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_sold_out_from_memory_total "));
     line.map_or(0, |count| count.parse().unwrap())
 }
 
@@ -77,7 +77,7 @@ async fn what_another_core_gives_back_is_there_for_the_taking() {
         let won = pair.granting.claim("demo", &format!("winner-{user}"), "k").await.expect(201);
         winners.push(won.json()["claim"]["id"].as_str().unwrap().to_owned());
     }
-    pair.until_known_by_heart("demo", "first").await;
+    pair.until_known_from_memory("demo", "first").await;
 
     // A core that has granted nothing answers winners as the one that has.
     let again = pair.refusing.claim("demo", "winner-3", "k").await.expect(200);
@@ -89,19 +89,19 @@ async fn what_another_core_gives_back_is_there_for_the_taking() {
     returned(&pair.granting, &winners[7]).await;
     a_moment_later().await;
     pair.refusing.claim("demo", "patient", "k").await.expect(201);
-    pair.until_known_by_heart("demo", "second").await;
+    pair.until_known_from_memory("demo", "second").await;
     pair.refusing.claim("demo", "patient", "k").await.expect(200);
 
     pair.granting.patch("demo", json!({"limits": {"total": 21}})).await.expect(200);
     a_moment_later().await;
     pair.refusing.claim("demo", "raised", "k").await.expect(201);
-    pair.until_known_by_heart("demo", "third").await;
+    pair.until_known_from_memory("demo", "third").await;
 
     pair.granting.switch("demo", "pause").await.expect(200);
     a_moment_later().await;
     pair.refusing.claim("demo", "late", "k").await.refused(403, "paused");
     pair.granting.switch("demo", "resume").await.expect(200);
-    pair.until_known_by_heart("demo", "fourth").await;
+    pair.until_known_from_memory("demo", "fourth").await;
 
     pair.redis.process().kill();
     a_moment_later().await;
@@ -118,7 +118,7 @@ async fn a_hold_that_expires_is_there_for_the_taking() {
     for user in 0..5 {
         pair.granting.claim("held", &format!("holder-{user}"), "k").await.expect(201);
     }
-    pair.until_known_by_heart("held", "crowd").await;
+    pair.until_known_from_memory("held", "crowd").await;
     // Refused until the very millisecond at which a hold falls due.
     eventually(SOON, || async {
         let reply = pair.refusing.claim("held", "patient", "k").await;

@@ -14,6 +14,9 @@ use crate::{Core, process};
 /// Longer than any answer of core may take.
 const WAIT: Duration = Duration::from_secs(30);
 
+/// Core closes a connection on which no head comes for 5 s; one that is being closed is not to be used again.
+const IDLE_MAX: Duration = Duration::from_secs(3);
+
 /// An HTTP client that opens as many connections as it needs.
 #[derive(Debug, Clone)]
 pub struct Client(reqwest::Client);
@@ -24,7 +27,7 @@ pub fn client() -> Client {
     DESCRIPTORS.call_once(|| {
         let _ = rlimit::increase_nofile_limit(u64::MAX);
     });
-    let client = reqwest::Client::builder().no_proxy().timeout(WAIT).build();
+    let client = reqwest::Client::builder().no_proxy().timeout(WAIT).pool_idle_timeout(IDLE_MAX).build();
     Client(client.expect("an HTTP client"))
 }
 

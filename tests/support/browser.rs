@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -22,9 +23,30 @@ use crate::{SOON, eventually};
 const CHROMIUM: &str = "#!/bin/sh\nexec setpriv --pdeathsig KILL -- chromium \"$@\"\n";
 
 /// A telephone, held upright.
-pub const PHONE: (u32, u32) = (375, 740);
+pub const PHONE: (u32, u32) = (390, 844);
 /// A small desktop.
 pub const DESKTOP: (u32, u32) = (1280, 800);
+/// A desktop of 1280 pixels at 400 %: nothing may have to be scrolled sideways even there (WCAG 1.4.10).
+const NARROW: (u32, u32) = (320, 600);
+
+/// Texts whose contrast is below WCAG's 4.5:1, each with its own.
+const TOO_FAINT: &str = r"(() => {
+    const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
+    const linear = (part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+    const ground = (element) => {
+        const colour = parts(getComputedStyle(element).backgroundColor);
+        return colour[3] === 0 ? ground(element.parentElement) : colour;
+    };
+    const contrast = (element) => {
+        const [dark, bright] = [parts(getComputedStyle(element).color), ground(element)].map(light).sort((a, b) => a - b);
+        return (bright + 0.05) / (dark + 0.05);
+    };
+    const isText = (node) => node.nodeType === 3 && /[\p{L}\p{N}]/u.test(node.data);
+    return [...document.body.querySelectorAll('*')]
+        .filter((element) => element.checkVisibility() && [...element.childNodes].some(isText) && contrast(element) < 4.5)
+        .map((element) => `${element.textContent}: ${contrast(element)}`);
+})()";
 
 /// Whether there is a browser to test with. Where all must be tested, its absence is a failure.
 pub fn is_here() -> bool {
@@ -79,8 +101,11 @@ pub struct Browser {
 impl Browser {
     /// Opens one whose page is of this size.
     pub async fn open(name: &str, size: (u32, u32)) -> Self {
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
         let driver = driver().await;
-        let profile = format!("--user-data-dir={}", driver.folder.join("profiles").join(name).display());
+        // The same test may be under way against another runtime.
+        let profile = format!("{name}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
+        let profile = format!("--user-data-dir={}", driver.folder.join("profiles").join(profile).display());
         let flags = [
             "--headless",
             "--no-sandbox",
@@ -98,7 +123,7 @@ impl Browser {
         ];
         let wanted = json!({"capabilities": {"alwaysMatch": {
             "goog:chromeOptions": {"binary": driver.folder.join("chromium"), "args": flags},
-            "goog:loggingPrefs": {"browser": "ALL"},
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }}});
         let client = client();
         let reply =
@@ -159,31 +184,84 @@ impl Browser {
         self.call(&format!("element/{id}/click"), json!({})).await;
     }
 
-    /// Saves what is seen under `target/screenshots`, on a telephone and on a desktop, and checks that nothing has to be
-    /// scrolled sideways; leaves the telephone's size.
+    /// Presses a key, by its code point in WebDriver or its character.
+    pub async fn key(&self, key: char) {
+        let strokes = json!([{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]);
+        self.call("actions", json!({"actions": [{"type": "key", "id": "keyboard", "actions": strokes}]}))
+            .await;
+    }
+
+    /// What assistive technology is told of: `role: name`, of these roles, the outer before the inner.
+    pub async fn told(&self, roles: &[&str]) -> Vec<String> {
+        let tree = self.devtools("Accessibility.getFullAXTree", json!({})).await;
+        let nodes = tree["nodes"].as_array().unwrap().iter().filter(|node| node["ignored"] == false);
+        let texts = nodes.map(|node| (node["role"]["value"].as_str(), node["name"]["value"].as_str()));
+        let known = texts.map(|(role, name)| (role.unwrap_or_default(), name.unwrap_or_default()));
+        known.filter(|(role, _)| roles.contains(role)).map(|(role, name)| format!("{role}: {name}")).collect()
+    }
+
+    /// Takes the network away, or makes it that slow, or gives it back.
+    pub async fn network(&self, offline: bool, latency_ms: u32) {
+        self.devtools("Network.enable", json!({})).await;
+        let wanted = json!({"offline": offline, "latency": latency_ms, "downloadThroughput": -1, "uploadThroughput": -1});
+        self.devtools("Network.emulateNetworkConditions", wanted).await;
+    }
+
+    /// What the user has asked of every page: `prefers-color-scheme` and the like.
+    pub async fn prefers(&self, feature: &str, value: &str) {
+        let features = json!([{"name": feature, "value": value}]);
+        self.devtools("Emulation.setEmulatedMedia", json!({"features": features})).await;
+    }
+
+    /// Saves what is seen under `target/screenshots`, on a telephone and on a desktop, in light and in dark, and checks
+    /// that all can be read and nothing has to be scrolled sideways; leaves the telephone's size.
     pub async fn picture(&self, name: &str) {
         let folder = root().join("target/screenshots");
         fs::create_dir_all(&folder).unwrap();
-        for (kind, size) in [("desktop", DESKTOP), ("phone", PHONE)] {
-            self.resize(size).await;
-            assert_eq!(self.eval("innerWidth").await, size.0);
-            let sideways = self.eval("document.scrollingElement.scrollWidth - innerWidth").await;
-            assert!(sideways.as_i64().unwrap() <= 0, "{name} on a {kind} has to be scrolled by {sideways}");
-            let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
-            let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
-            fs::write(folder.join(format!("{name}-{kind}.png")), png).unwrap();
+        for scheme in ["dark", "light"] {
+            self.prefers("prefers-color-scheme", scheme).await;
+            assert_eq!(self.eval(TOO_FAINT).await, json!([]), "{name} in {scheme}");
+            for (kind, size) in [("narrow", NARROW), ("desktop", DESKTOP), ("phone", PHONE)] {
+                self.resize(size).await;
+                assert_eq!(self.eval("innerWidth").await, size.0);
+                let sideways = self.eval("document.scrollingElement.scrollWidth - innerWidth").await;
+                assert!(
+                    sideways.as_i64().unwrap() <= 0,
+                    "{name} on a {kind} has to be scrolled by {sideways}"
+                );
+                let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
+                let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
+                fs::write(folder.join(format!("{name}-{kind}-{scheme}.png")), png).unwrap();
+            }
         }
     }
 
-    /// Checks that the page made no error, and closes. Refusals are no errors, but the browser logs them as such.
+    async fn log(&self, kind: &str) -> Vec<Value> {
+        self.call("se/log", json!({"type": kind})).await.as_array().unwrap().clone()
+    }
+
+    /// Checks that the page made no error and no request to anybody else, and closes. What breaks the page's policy is
+    /// an error; refusals are none, but the browser logs them as such.
     pub async fn close(self) {
-        let log = self.call("se/log", json!({"type": "browser"})).await;
-        let errors = log
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|line| line["level"] == "SEVERE" && line["source"] != "network");
-        assert_eq!(errors.collect::<Vec<_>>(), Vec::<&Value>::new());
+        let mut errors = self.log("browser").await;
+        errors.retain(|line| line["level"] == "SEVERE" && line["source"] != "network");
+        assert_eq!(errors, Vec::<Value>::new());
+        let origin = format!("{}/", self.eval("location.origin").await.as_str().unwrap());
+        let asked = requests(&self.log("performance").await);
+        assert!(asked.iter().any(|url| url.ends_with("/page.js")), "the log has its requests: {asked:?}");
+        let others: Vec<_> = asked.iter().filter(|url| !url.starts_with(&origin)).collect();
+        assert_eq!(others, Vec::<&String>::new(), "requests to others than {origin}");
         let _ = self.client.call(Method::DELETE, &self.session, "", &Value::Null).await;
     }
+}
+
+/// The URLs that were asked for, but for those of the browser's own pages, by the log of the DevTools protocol's events.
+fn requests(log: &[Value]) -> Vec<String> {
+    let events =
+        log.iter().map(|line| serde_json::from_str::<Value>(line["message"].as_str().unwrap()).unwrap());
+    let sent = events.filter(|event| event["message"]["method"] == "Network.requestWillBeSent");
+    sent.map(|event| event["message"]["params"].clone())
+        .filter(|params| params["documentURL"].as_str().is_some_and(|url| url.starts_with("http")))
+        .map(|params| params["request"]["url"].as_str().unwrap().to_owned())
+        .collect()
 }

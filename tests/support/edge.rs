@@ -1,5 +1,5 @@
-//! The edge as it runs: the Worker in wrangler's runtime, in front of a real core, and a wire between the two that
-//! can lose what it carries.
+//! The edge as it runs: the Worker in wrangler's runtime or in plain workerd, in front of a real core, and a wire
+//! between the two that can lose what it carries.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -17,8 +17,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, RwLock};
 
 use crate::ask::{Client, Reply, client};
 use crate::process::free_address;
@@ -28,7 +27,11 @@ use crate::{Core, eventually, times};
 const EDGE_READY: Duration = Duration::from_secs(120);
 
 /// Worlds outlive the tests that share them, so their calls need a runtime that does too.
-pub static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
+pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
+    LazyLock::new(|| tokio::runtime::Runtime::new().expect("a runtime"));
+
+/// Held for writing by who wants the machine, and both runtimes, for itself.
+pub static TURN: RwLock<()> = RwLock::const_new(());
 
 /// Ends the whole process group, and removes a folder, when its standard input ends: nothing stays behind, however
 /// the tests end.
@@ -95,6 +98,8 @@ struct Lossy {
     loses_all: AtomicBool,
     to_lose: AtomicUsize,
     hold: Mutex<Duration>,
+    delay: Mutex<Duration>,
+    accepted: AtomicUsize,
     said: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -108,11 +113,14 @@ impl Wire {
             loses_all: AtomicBool::new(false),
             to_lose: AtomicUsize::new(0),
             hold: Mutex::default(),
+            delay: Mutex::default(),
+            accepted: AtomicUsize::new(0),
             said: Mutex::default(),
         });
         let carrier = Arc::clone(&lossy);
         thread::spawn(move || {
             for edge in listener.incoming().flatten() {
+                carrier.accepted.fetch_add(1, Ordering::SeqCst);
                 let carrier = Arc::clone(&carrier);
                 thread::spawn(move || carrier.carry(&edge));
             }
@@ -133,6 +141,16 @@ impl Wire {
     /// From now on an answer that is lost is held back for so long first.
     pub fn hold_before_losing(&self, hold: Duration) {
         *self.lossy.hold.lock().unwrap() = hold;
+    }
+
+    /// From now on every answer comes so much later.
+    pub fn delay_answers(&self, delay: Duration) {
+        *self.lossy.delay.lock().unwrap() = delay;
+    }
+
+    /// Connections that were made to it.
+    pub fn accepted(&self) -> usize {
+        self.lossy.accepted.load(Ordering::SeqCst)
     }
 
     /// Loses every answer to a claim, until told not to.
@@ -187,6 +205,8 @@ impl Lossy {
                 thread::sleep(*self.hold.lock().unwrap());
                 break;
             }
+            let delay = *self.delay.lock().unwrap();
+            thread::sleep(delay);
             if edge.write_all(&bytes[..count]).is_err() {
                 break;
             }
@@ -200,7 +220,48 @@ impl Lossy {
     }
 }
 
-/// A Worker in wrangler's runtime.
+/// What runs the Worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    /// `wrangler dev`: Cloudflare's runtime behind a proxy that stands for its network.
+    Wrangler,
+    /// `workerd serve edge/workerd.capnp`: as one hosts it oneself.
+    Workerd,
+}
+
+impl Runtime {
+    /// What wrangler.toml says of `environment`, in variables of the other runtime. There the peer's address counts
+    /// unless a header is named; the tests speak for many addresses.
+    fn variables(self, environment: &str) -> Vec<(&'static str, &'static str)> {
+        let mut variables = vec![];
+        if self == Self::Workerd {
+            variables.push(("CLIENT_ADDRESS", "CF-Connecting-IP"));
+            match environment {
+                "local" => variables.push(("DEMO", "1")),
+                "test" => variables.extend([("RATE_PER_ADDRESS_LIMIT", "0"), ("RATE_PER_USER_LIMIT", "0")]),
+                _ => {}
+            }
+        }
+        variables
+    }
+
+    fn command(self, edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> Command {
+        match self {
+            Self::Wrangler => wrangler(edge, environment, variables),
+            Self::Workerd => workerd(edge, variables),
+        }
+    }
+
+    /// The name of its folders under `target/tests`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Wrangler => "wrangler",
+            Self::Workerd => "workerd",
+        }
+    }
+}
+
+/// A Worker that runs.
 #[derive(Debug)]
 pub struct Edge {
     /// Where it listens.
@@ -208,15 +269,24 @@ pub struct Edge {
     _process: Leashed,
 }
 
+/// Where an edge listens, and keeps its files.
+#[derive(Debug)]
+struct EdgeFiles {
+    listen: SocketAddr,
+    folder: PathBuf,
+}
+
 impl Edge {
     /// The Worker as `environment` of wrangler.toml has it, with these variables instead of its own or besides them.
-    pub async fn start(name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
+    pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
         BUILT.get_or_init(build).await;
-        let folder = emptied(name);
-        let lines = variables.iter().map(|(name, value)| format!("{name}={value}\n"));
-        fs::write(folder.join("vars"), lines.collect::<String>()).unwrap();
-        let (listen, log) = (free_address(), folder.join("edge.log"));
-        let process = Leashed::start(&wrangler(environment, &folder, listen), &log, &folder.join("state"));
+        let folder = emptied(&format!("{}-{name}", runtime.name()));
+        let files = EdgeFiles { listen: free_address(), folder };
+        let mut all = runtime.variables(environment);
+        all.extend_from_slice(variables);
+        let (listen, log) = (files.listen, files.folder.join("edge.log"));
+        let command = runtime.command(&files, environment, &all);
+        let process = Leashed::start(&command, &log, &files.folder.join("state"));
         let (client, url) = (client(), format!("http://{listen}/livez"));
         eventually(EDGE_READY, || async {
             match client.try_get(&url, "").await {
@@ -238,29 +308,48 @@ static BUILT: OnceCell<()> = OnceCell::const_new();
 
 /// Builds the Worker where that was not done, once: every wrangler would do it by itself, all of them at the same time.
 async fn build() {
-    let script = root().join("scripts/build-edge.sh");
-    let built = tokio::process::Command::new(&script).output().await.expect("scripts/build-edge.sh");
+    let script = root().join("scripts/build-worker.sh");
+    let built = tokio::process::Command::new(&script).output().await.expect("scripts/build-worker.sh");
     assert!(built.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&built.stderr));
 }
 
-fn wrangler(environment: &str, folder: &Path, listen: SocketAddr) -> Command {
-    let tools = root().join("node_modules/.bin");
+fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> Command {
+    let lines = variables.iter().map(|(name, value)| format!("{name}={value}\n"));
+    fs::write(edge.folder.join("vars"), lines.collect::<String>()).unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
-    let mut command = Command::new(tools.join("wrangler"));
+    let mut command = Command::new(tool("wrangler"));
     command
         .args(["dev", "--env", environment, "--inspector-port", "0"])
-        .args(["--ip", &listen.ip().to_string(), "--port", &listen.port().to_string()])
+        .args(["--ip", &edge.listen.ip().to_string(), "--port", &edge.listen.port().to_string()])
         .arg("--show-interactive-dev-session=false")
         .arg("--env-file")
-        .arg(folder.join("vars"))
+        .arg(edge.folder.join("vars"))
         .arg("--persist-to")
-        .arg(folder.join("state"))
-        .env("PATH", format!("{}:{path}", tools.display()))
+        .arg(edge.folder.join("state"))
+        .env("PATH", format!("{}:{path}", tool("").display()))
         .env("WRANGLER_SEND_METRICS", "false")
         .env("WRANGLER_SEND_ERROR_REPORTS", "false")
         .env("WRANGLER_HIDE_BANNER", "true")
         .env("CLOUDFLARE_CF_FETCH_ENABLED", "false");
     command
+}
+
+/// Core's URL is the address of an external service here, which no other address can be reached through.
+fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
+    let core = variables.iter().rev().find(|(name, _)| *name == "CORE_URL").map(|(_, url)| *url);
+    let core = core.and_then(|url| url.strip_prefix("http://")).expect("CORE_URL of http");
+    let mut command = Command::new(tool("workerd"));
+    command
+        .args(["serve", "edge/workerd.capnp"])
+        .args(["--socket-addr", &format!("http={}", edge.listen)])
+        .args(["--external-addr", &format!("core={core}")])
+        .envs(variables.iter().copied());
+    command
+}
+
+/// A program of `node_modules`, or with no name their folder.
+pub fn tool(name: &str) -> PathBuf {
+    root().join("node_modules/.bin").join(name)
 }
 
 /// An edge, the core behind it, and the wire between them.
@@ -278,8 +367,18 @@ pub struct World {
 
 impl World {
     /// A world with the Worker as `environment` has it, and these variables.
-    pub async fn start(name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
-        let core = Core::start().await;
+    pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
+        Self::before(Core::start().await, runtime, name, environment, variables).await
+    }
+
+    /// The same before a core that runs.
+    pub async fn before(
+        core: Core,
+        runtime: Runtime,
+        name: &str,
+        environment: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
         // A world is never dropped, so the core's folder is not removed with it.
         let mut nothing = Command::new("true");
         nothing.env("LC_ALL", "C");
@@ -293,7 +392,7 @@ impl World {
             ("USER_JWT_KEY", user_jwt_key.as_str()),
         ];
         all.extend_from_slice(variables);
-        let edge = Edge::start(name, environment, &all).await;
+        let edge = Edge::start(runtime, name, environment, &all).await;
         Self { core, wire, edge, client: client(), _broom: broom }
     }
 
@@ -316,9 +415,19 @@ impl World {
 
     /// A claim of one unit to be filled in, of a user with a token.
     pub fn claim_request(&self, campaign: &str, user: &str) -> RequestBuilder {
-        self.request("POST", &format!("/v1/campaigns/{campaign}/claims"))
-            .bearer_auth(self.token(user))
-            .json(&json!({}))
+        self.claim_request_at(&self.edge, campaign, user)
+    }
+
+    /// The same at another edge of this world's core.
+    pub fn claim_request_at(&self, edge: &Edge, campaign: &str, user: &str) -> RequestBuilder {
+        let url = edge.url(&format!("/v1/campaigns/{campaign}/claims"));
+        self.client.request(Method::POST, &url).bearer_auth(self.token(user)).json(&json!({}))
+    }
+
+    /// A claim with a key, marked as its first try, to be sent.
+    pub fn first_try_request(&self, campaign: &str, user: &str, key: &str) -> RequestBuilder {
+        let request = self.claim_request(campaign, user);
+        request.header("Idempotency-Key", key).header("Claimgate-Attempt", "1")
     }
 
     /// A claim with a key that is not marked: it may be a retry.
@@ -329,8 +438,7 @@ impl World {
 
     /// A claim with a key, marked as its first try.
     pub async fn first_try(&self, campaign: &str, user: &str, key: &str) -> Reply {
-        let request = self.claim_request(campaign, user);
-        self.send(request.header("Idempotency-Key", key).header("Claimgate-Attempt", "1")).await
+        self.send(self.first_try_request(campaign, user, key)).await
     }
 
     /// The campaign as the edge shows it.

@@ -30,6 +30,7 @@ pub mod sql;
 pub mod storm;
 pub mod times;
 pub mod wait;
+pub mod watched;
 
 pub use ask::{Reply, claim_body};
 pub use core_process::{Core, CoreOptions};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Group;
 use crate::bare::Bare;
-use crate::client::{self, Load, Pace};
+use crate::client::{self, Load, Pace, Template};
 use crate::figures::{Definition, Unit, median};
 use crate::redis::Fsync;
 use crate::server::{Batching, Claims, Server};
@@ -126,7 +126,7 @@ pub async fn bare_claims(session: &mut Session, bare: &Bare) -> anyhow::Result<f
     let load = Load {
         address: bare.address,
         connections: session.options.connections,
-        campaign: "bench-1".to_owned(),
+        request: Template::claim("bench-1"),
         seed: session.seed(),
         pace: Pace::Closed(length(session)),
     };

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::Group;
 use super::http::{bare_claims, length};
 use crate::bare::Bare;
-use crate::client::{self, Load, Pace, Tally};
+use crate::client::{self, Load, Pace, Tally, Template};
 use crate::figures::{Definition, Unit};
 use crate::redis::Fsync;
 use crate::server::{Batching, Server};
@@ -85,7 +85,7 @@ fn load(session: &mut Session, server: &Server, campaign: &str, pace: Pace) -> L
     Load {
         address: server.address(),
         connections: session.options.connections,
-        campaign: campaign.to_owned(),
+        request: Template::claim(campaign),
         seed: session.seed(),
         pace,
     }

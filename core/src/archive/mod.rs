@@ -79,12 +79,6 @@ impl Archive {
         Self::open(&self.url).await
     }
 
-    /// Whether SQL answers.
-    pub async fn ping(&self) -> Result<(), ArchiveError> {
-        sqlx::query("SELECT 1").execute(&self.pool).await?;
-        Ok(())
-    }
-
     /// Waits for what is under way and closes.
     pub async fn close(&self) {
         self.pool.close().await;

@@ -1,5 +1,7 @@
 //! Who calls: the edge by its signature, a back end or an admin by a token. Decided before Redis or SQL is touched.
 
+use std::sync::{Arc, PoisonError, RwLock};
+
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use claimgate_shared::signature::{
@@ -67,16 +69,41 @@ impl Tokens {
     }
 }
 
-/// Everyone who may call.
-#[derive(Debug, Clone)]
-pub struct Gatekeeper {
-    /// Back ends and the admin.
+/// What callers are known by.
+#[derive(Debug)]
+pub struct Credentials {
+    /// Back ends' and the admin's.
     pub tokens: Tokens,
     /// Keys the edge may sign with.
     pub edge_keys: Vec<NamedKey>,
 }
 
+impl Credentials {
+    /// The ids of the keys that the edge may sign with.
+    pub fn kids(&self) -> Vec<&str> {
+        self.edge_keys.iter().map(|key| key.kid.as_str()).collect()
+    }
+}
+
+/// Knows everyone who may call, by credentials that can be replaced while calls are made.
+#[derive(Debug, Clone)]
+pub struct Gatekeeper(Arc<RwLock<Arc<Credentials>>>);
+
 impl Gatekeeper {
+    /// Lets in by `credentials`.
+    pub fn new(credentials: Credentials) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(credentials))))
+    }
+
+    /// Lets in by these from the next call on.
+    pub fn replace(&self, credentials: Credentials) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(credentials);
+    }
+
+    fn credentials(&self) -> Arc<Credentials> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The caller of an internal call; of `parts`, user and client address are filled in from the headers.
     pub fn caller(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<Caller, Problem> {
         if headers.contains_key(KEY_HEADER) || headers.contains_key(SIGNATURE_HEADER) {
@@ -96,7 +123,7 @@ impl Gatekeeper {
     fn bearer(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         let token =
             one(headers, AUTHORIZATION.as_str())?.strip_prefix("Bearer ").ok_or_else(unauthenticated)?;
-        self.tokens.caller(token).cloned().ok_or_else(unauthenticated)
+        self.credentials().tokens.caller(token).cloned().ok_or_else(unauthenticated)
     }
 
     fn edge(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<Caller, Problem> {
@@ -104,7 +131,8 @@ impl Gatekeeper {
         let parts = SignedParts { user, client_ip: one(headers, CLIENT_IP_HEADER)?, ..parts };
         let (kid, timestamp) = (one(headers, KEY_HEADER)?, one(headers, TIMESTAMP_HEADER)?);
         let signature = one(headers, SIGNATURE_HEADER)?;
-        parts.verify(&self.edge_keys, kid, timestamp, signature, clock::now()).map_err(|error| {
+        let keys = &self.credentials().edge_keys;
+        parts.verify(keys, kid, timestamp, signature, clock::now()).map_err(|error| {
             tracing::debug!(%error, "refused a signature");
             unauthenticated()
         })?;

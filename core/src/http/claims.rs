@@ -14,6 +14,7 @@ use claimgate_shared::{
 use super::auth::Caller;
 use super::exchange::{Answer, Refused, json, read_json};
 use crate::app::App;
+use crate::clock;
 use crate::gate::GateError;
 use crate::ledger::record::Record;
 use crate::ledger::{LedgerError, Settlement};
@@ -51,7 +52,7 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
             response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
             Ok(response)
         }
-        Outcome::Denied(denial) => Err(denial.problem(version).into()),
+        Outcome::Denied(denial) => Err(denial.problem(version, clock::now()).into()),
     }
 }
 

@@ -121,7 +121,7 @@ fn write_problem(response: &mut Response, problem: &Problem) {
     *response.body_mut() = Body::from(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
-    if let Some(seconds) = problem.code.retry_after_s() {
+    if let Some(seconds) = problem.retry_after_s {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     if problem.code == Code::Unauthenticated {

@@ -1,0 +1,26 @@
+# Claimgate's Worker as it ships and a bare one in one process, for the benchmark. Addresses come with the command line.
+using Workerd = import "/workerd/workerd.capnp";
+using Edge = import "../edge/workerd.capnp";
+
+const config :Workerd.Config = (
+  services = [
+    (name = "edge", worker = Edge.edge),
+    (name = "assets", worker = Edge.assets),
+    (name = "bare", worker = .bare),
+    (name = "core", external = (http = ())),
+  ],
+  sockets = [
+    (name = "edge", http = (), service = "edge"),
+    (name = "bare", http = (), service = "bare"),
+  ],
+  extensions = Edge.extensions,
+);
+
+const bare :Workerd.Worker = (
+  compatibilityDate = Edge.compatibilityDate,
+  modules = [
+    (name = "index.js", esModule = embed "bare-edge/build/index.js"),
+    (name = "index_bg.wasm", wasm = embed "bare-edge/build/index_bg.wasm"),
+  ],
+  bindings = [(name = "CORE", service = "core")],
+);

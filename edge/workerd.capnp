@@ -1,0 +1,95 @@
+# The edge under a workerd of one's own: `make up-workerd`, and docs/deployment.md. One process, one socket, the Worker
+# right behind it. Everything it is made of is embedded, so that a running edge reads no file.
+#
+#   workerd serve edge/workerd.capnp --socket-addr http=127.0.0.1:8787 --external-addr core=127.0.0.1:8080
+#
+# Settings and secrets come from the environment (README.md lists them). What is unset is null, which the Worker takes
+# for unset, but for what has a default here.
+
+using Workerd = import "/workerd/workerd.capnp";
+
+const config :Workerd.Config = (
+  services = [
+    (name = "edge", worker = .edge),
+    (name = "assets", worker = .assets),
+    # Global fetch may not reach private addresses, which is where core is.
+    (name = "core", external = (address = "127.0.0.1:8080", http = ())),
+  ],
+  sockets = [(name = "http", address = "127.0.0.1:8787", http = (), service = "edge")],
+  extensions = .extensions,
+);
+
+# What the bindings below are wrapped in.
+const extensions :List(Workerd.Extension) = [(modules = [
+  (name = "claimgate:rates", internal = true, esModule = embed "workerd/rates.js"),
+  (name = "claimgate:or", internal = true, esModule = embed "workerd/or.js"),
+])];
+
+# The same as wrangler.toml's.
+const compatibilityDate :Text = "2026-09-01";
+
+const edge :Workerd.Worker = (
+  compatibilityDate = .compatibilityDate,
+  modules = [
+    (name = "index.js", esModule = embed "build/index.js"),
+    (name = "index_bg.wasm", wasm = embed "build/index_bg.wasm"),
+  ],
+  # Nothing but core and the page's files is ever asked.
+  globalOutbound = "core",
+  bindings = [
+    (name = "CORE", service = "core"),
+    (name = "ASSETS", service = "assets"),
+    (name = "EDGE_KEY", fromEnvironment = "EDGE_KEY"),
+    (name = "USER_JWT_KEY", fromEnvironment = "USER_JWT_KEY"),
+    (name = "USER_JWT_ALG", fromEnvironment = "USER_JWT_ALG"),
+    (name = "USER_JWT_ISS", fromEnvironment = "USER_JWT_ISS"),
+    (name = "USER_JWT_AUD", fromEnvironment = "USER_JWT_AUD"),
+    (name = "CORS_ORIGINS", fromEnvironment = "CORS_ORIGINS"),
+    (name = "DEMO", fromEnvironment = "DEMO"),
+    (name = "RATE_PERIOD_S", fromEnvironment = "RATE_PERIOD_S"),
+    (name = "RATE_ON_FAILURE", fromEnvironment = "RATE_ON_FAILURE"),
+    # On Cloudflare a header tells, and nobody else can set it. Here anybody could.
+    (name = "CLIENT_ADDRESS", wrapped = (
+      moduleName = "claimgate:or",
+      innerBindings = [
+        (name = "value", fromEnvironment = "CLIENT_ADDRESS"),
+        (name = "otherwise", text = "peer"),
+      ],
+    )),
+    (name = "RATE_PER_ADDRESS", wrapped = (
+      moduleName = "claimgate:rates",
+      innerBindings = [
+        (name = "name", text = "RATE_PER_ADDRESS_LIMIT"),
+        (name = "limit", fromEnvironment = "RATE_PER_ADDRESS_LIMIT"),
+        (name = "limitDefault", text = "60"),
+        (name = "period", fromEnvironment = "RATE_PERIOD_S"),
+        (name = "periodDefault", text = "10"),
+      ],
+    )),
+    (name = "RATE_PER_USER", wrapped = (
+      moduleName = "claimgate:rates",
+      innerBindings = [
+        (name = "name", text = "RATE_PER_USER_LIMIT"),
+        (name = "limit", fromEnvironment = "RATE_PER_USER_LIMIT"),
+        (name = "limitDefault", text = "20"),
+        (name = "period", fromEnvironment = "RATE_PERIOD_S"),
+        (name = "periodDefault", text = "10"),
+      ],
+    )),
+  ],
+);
+
+# The claim page. Every file of edge/assets is listed, by its path; "_headers" is what goes with them.
+const assets :Workerd.Worker = (
+  compatibilityDate = .compatibilityDate,
+  modules = [(name = "assets.js", esModule = embed "workerd/assets.js")],
+  globalOutbound = "core",
+  bindings = [
+    (name = "/index.html", text = embed "assets/index.html"),
+    (name = "/page.js", text = embed "assets/page.js"),
+    (name = "/page.css", text = embed "assets/page.css"),
+    (name = "/messages.js", text = embed "assets/messages.js"),
+    (name = "/favicon.svg", text = embed "assets/favicon.svg"),
+    (name = "_headers", text = embed "assets/_headers"),
+  ],
+);

@@ -1,0 +1,105 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import bound, { Ratelimit } from "./rates.js";
+
+const PERIOD_S = 10;
+
+// A limiter, its clock, and how many of `count` requests in a row it lets through.
+function limiter(limit, keys = 1000) {
+    const clock = { now: 1_000_000 };
+    const made = new Ratelimit(limit, PERIOD_S, { now: () => clock.now, keys });
+    const pass = async (key, count) => {
+        let passed = 0;
+        for (let n = 0; n < count; n++) passed += (await made.limit({ key })).success ? 1 : 0;
+        return passed;
+    };
+    return { made, clock, pass };
+}
+
+test("workers-rs finds its class by this name", () => {
+    assert.equal(limiter(1).made.constructor.name, "Ratelimit");
+});
+
+test("a full bucket lets its limit through and no more, each key for itself", async () => {
+    for (const limit of [1, 3, 7, 20, 60, 999]) {
+        const { pass } = limiter(limit);
+        assert.equal(await pass("a", limit + 50), limit);
+        assert.equal(await pass("b", 1), 1);
+    }
+});
+
+test("it fills evenly, and a refusal takes nothing", async () => {
+    const { clock, pass } = limiter(20);
+    assert.equal(await pass("a", 100), 20);
+    clock.now += 499;
+    assert.equal(await pass("a", 100), 0);
+    clock.now += 1;
+    assert.equal(await pass("a", 100), 1);
+    clock.now += 5_000;
+    assert.equal(await pass("a", 100), 10);
+});
+
+test("who waits as long as Retry-After says has the whole bucket again, and who waits longer has no more", async () => {
+    for (const wait_s of [PERIOD_S, 1.5 * PERIOD_S, 5 * PERIOD_S]) {
+        const { clock, pass } = limiter(20);
+        await pass("a", 21);
+        clock.now += wait_s * 1000;
+        assert.equal(await pass("a", 100), 20);
+    }
+});
+
+test("over many periods it is the limit in each, and no bucket is forgotten before it is full", async () => {
+    const { clock, pass } = limiter(20);
+    let passed = 0;
+    for (let ms = 0; ms < 100_000; ms += 100, clock.now += 100) passed += await pass("a", 1);
+    assert.ok(passed >= 219 && passed <= 220, `${passed}`);
+});
+
+test("full buckets are forgotten", async () => {
+    const { made, clock, pass } = limiter(20);
+    for (let n = 0; n < 100; n++) await pass(`k${n}`, 1);
+    assert.equal(made.size, 100);
+    clock.now += PERIOD_S * 1000;
+    await pass("a", 1);
+    clock.now += PERIOD_S * 1000;
+    await pass("b", 1);
+    assert.ok(made.size <= 2, `${made.size}`);
+});
+
+test("memory is bounded, and who keeps asking is not forgotten for it", async () => {
+    const { made, pass } = limiter(20, 100);
+    assert.equal(await pass("hasty", 21), 20);
+    for (let n = 0; n < 10_000; n++) {
+        await pass(`k${n}`, 1);
+        if (n % 40 === 0) assert.equal(await pass("hasty", 1), 0);
+        assert.ok(made.size <= 100, `${made.size}`);
+    }
+});
+
+test("a clock that is set back refuses for a period at most", async () => {
+    const { clock, pass } = limiter(20);
+    await pass("a", 21);
+    clock.now -= 3_600_000;
+    assert.equal(await pass("a", 1), 0);
+    clock.now += PERIOD_S * 1000;
+    assert.equal(await pass("a", 100), 20);
+});
+
+test("a limit of 0 is none, and what is unset has its default", async () => {
+    assert.equal(await limiter(0).pass("a", 1000), 1000);
+    const made = bound({ name: "L", limit: null, limitDefault: "3", period: "", periodDefault: "10" });
+    const passed = [];
+    for (let n = 0; n < 4; n++) passed.push((await made.limit({ key: "a" })).success);
+    assert.deepEqual(passed, [true, true, true, false]);
+});
+
+test("a wrong value is no limit that would be noticed later: it names its variable", () => {
+    const defaults = { name: "RATE_PER_USER_LIMIT", limitDefault: "3", periodDefault: "10" };
+    for (const limit of ["-1", "x", "1.5", "1e3", "9999999", " "]) {
+        assert.throws(() => bound({ ...defaults, limit }), /^Error: RATE_PER_USER_LIMIT must be/);
+    }
+    for (const period of ["0", "3601", "10s"]) {
+        assert.throws(() => bound({ ...defaults, period }), /^Error: RATE_PERIOD_S must be/);
+    }
+});

@@ -1,0 +1,216 @@
+//! Core killed, stalled, slow and restarted behind the edge: browsers hear "unknown, ask again", soon, and nothing
+//! that is not so.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::json;
+use support::edge::World;
+use support::process::{Signal, signal_pid};
+use support::wait::holds;
+use support::{Reply, eventually};
+use tokio::sync::{MutexGuard, OnceCell};
+
+use super::RUNTIME;
+use super::edge::run_alone;
+
+/// How long any browser may wait.
+const ANSWER_MAX: Duration = Duration::from_millis(2_500);
+/// Until claims flow again.
+const BACK_MAX: Duration = Duration::from_secs(5);
+/// How long each fault lasts.
+const FAULT: Duration = Duration::from_secs(4);
+const LANES: usize = 8;
+
+async fn world() -> MutexGuard<'static, World> {
+    static WORLD: OnceCell<tokio::sync::Mutex<World>> = OnceCell::const_new();
+    let start = || async { tokio::sync::Mutex::new(World::start(RUNTIME, "edge-core", "test", &[]).await) };
+    WORLD.get_or_init(start).await.lock().await
+}
+
+/// Browsers that claim, each a new user, as long as they are let.
+struct Crowd<'a> {
+    world: &'a World,
+    campaign: &'a str,
+    is_over: AtomicBool,
+    users: AtomicUsize,
+    seen: Mutex<Vec<Seen>>,
+}
+
+/// An answer.
+#[derive(Debug)]
+struct Seen {
+    reply: Reply,
+    took: Duration,
+    asked_at: Instant,
+}
+
+impl<'a> Crowd<'a> {
+    fn new(world: &'a World, campaign: &'a str) -> Self {
+        let (is_over, users, seen) = (AtomicBool::new(false), AtomicUsize::new(0), Mutex::default());
+        Self { world, campaign, is_over, users, seen }
+    }
+
+    /// Claims until `fault` is over and a claim asked for after that has been granted; how long that took.
+    async fn through<T>(&self, fault: impl Future<Output = T>) -> (Vec<Seen>, Duration, T) {
+        let lanes = join_all((0..LANES).map(|_| self.lane()));
+        let end = async {
+            let result = fault.await;
+            let over_at = Instant::now();
+            eventually(BACK_MAX * 2, || async {
+                holds(self.is_back(over_at), || "no claim was granted".to_owned())
+            })
+            .await;
+            self.is_over.store(true, Ordering::SeqCst);
+            (over_at.elapsed(), result)
+        };
+        let (_, (back_after, result)) = tokio::join!(lanes, end);
+        let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
+        (seen, back_after, result)
+    }
+
+    async fn lane(&self) {
+        while !self.is_over.load(Ordering::SeqCst) {
+            let user = format!("u{}", self.users.fetch_add(1, Ordering::SeqCst));
+            let asked_at = Instant::now();
+            let reply = self.world.first_try(self.campaign, &user, "k").await;
+            let pause = if reply.status == 503 { Duration::from_millis(20) } else { Duration::ZERO };
+            let seen = Seen { reply, took: asked_at.elapsed(), asked_at };
+            self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    fn is_back(&self, since: Instant) -> bool {
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.iter().any(|seen| seen.asked_at >= since && seen.reply.status == 201)
+    }
+}
+
+/// Every answer is a grant, or a 503 that says when to ask again; none is late. How many of each.
+fn honest(fault: &str, (seen, back_after): (&[Seen], Duration)) -> (usize, usize) {
+    let (mut granted, mut unknown) = (0, 0);
+    for Seen { reply, took, .. } in seen {
+        assert!(*took < ANSWER_MAX, "{fault}: {took:?} for {}", reply.text());
+        if reply.status == 503 {
+            assert!(reply.header("retry-after").parse::<u32>().is_ok_and(|s| s >= 1), "{fault}: {reply:?}");
+            unknown += 1;
+        } else {
+            assert!(matches!(reply.status, 200 | 201), "{fault}: {} {}", reply.status, reply.text());
+            granted += 1;
+        }
+    }
+    let slowest = seen.iter().map(|seen| seen.took).max().unwrap_or_default();
+    println!(
+        "{RUNTIME:?}, core {fault}: {granted} granted, {unknown} told 503, the slowest after {slowest:.1?}; \
+         claims again after {back_after:.1?}"
+    );
+    assert!(back_after < BACK_MAX, "{fault}: claims flow again only after {back_after:?}");
+    (granted, unknown)
+}
+
+async fn campaign(world: &World, id: &str) {
+    world.core.create(id, json!({"total": 1_000_000})).await;
+    let _ = world.view(id).await.expect(200);
+    let _ = world.first_try(id, "before", "k").await.expect(201);
+}
+
+#[test]
+fn killed_and_restarted() {
+    run_alone(async {
+        let mut world = world().await;
+        campaign(&world, "killed").await;
+        let crowd = Crowd::new(&world, "killed");
+        let restart = async {
+            signal_pid(world.core.pid(), Signal::KILL);
+            tokio::time::sleep(FAULT).await;
+            let core = world.core.restart().await;
+            world.wire.lead_to(core.listen());
+            core
+        };
+        let (seen, back_after, core) = crowd.through(restart).await;
+        let (granted, unknown) = honest("killed", (&seen, back_after));
+        assert!(granted > 0 && unknown > 0);
+        drop(crowd);
+        world.core = core;
+        // Of those who were told "unknown" some have won, too.
+        let taken = usize::try_from(world.core.redis().await.counter("killed", "taken").await).unwrap();
+        assert!(taken > granted, "{granted} were granted, and one before; {taken} taken");
+        assert_eq!(world.core.register().await.until("killed", taken).await.len(), taken);
+    });
+}
+
+#[test]
+fn stalled() {
+    run_alone(async {
+        let world = world().await;
+        campaign(&world, "stalled").await;
+        let crowd = Crowd::new(&world, "stalled");
+        let stall = async {
+            signal_pid(world.core.pid(), Signal::STOP);
+            tokio::time::sleep(FAULT).await;
+            signal_pid(world.core.pid(), Signal::CONT);
+        };
+        let (seen, back_after, ()) = crowd.through(stall).await;
+        let (_, unknown) = honest("stalled", (&seen, back_after));
+        let at_once = seen.iter().filter(|seen| seen.reply.status == 503 && seen.took < ANSWER_MAX / 10);
+        let at_once = at_once.count();
+        assert!(at_once * 2 > unknown, "only {at_once} of {unknown} were spared the wait");
+    });
+}
+
+#[test]
+fn slow() {
+    run_alone(async {
+        let world = world().await;
+        campaign(&world, "slow").await;
+        world.wire.delay_answers(Duration::from_millis(700));
+        let _ = world.first_try("slow", "patient", "k").await.expect(201);
+        let crowd = Crowd::new(&world, "slow");
+        let slow = async {
+            world.wire.delay_answers(Duration::from_secs(3));
+            tokio::time::sleep(FAULT).await;
+            world.wire.delay_answers(Duration::ZERO);
+        };
+        let (seen, back_after, ()) = crowd.through(slow).await;
+        let (_, unknown) = honest("slow", (&seen, back_after));
+        assert!(unknown > 0);
+        drop(crowd);
+        // Decided all the same: who was told "unknown" meets one claim.
+        let _ = world.claim("slow", "u0", "k").await.expect(200);
+    });
+}
+
+#[test]
+fn a_dead_core_is_not_called_again_and_again() {
+    run_alone(async {
+        let mut world = world().await;
+        campaign(&world, "dead").await;
+        world.core.kill();
+        let calls = |world: &World| world.wire.accepted();
+        eventually(BACK_MAX, || async {
+            let before = calls(&world);
+            let refused = world.claim("dead", "alice", "k").await.refused(503, "unavailable");
+            assert!(!refused.header("retry-after").is_empty());
+            holds(calls(&world) == before, || "core is still called".to_owned())
+        })
+        .await;
+        let before = calls(&world);
+        let began = Instant::now();
+        for n in 0..200 {
+            let _ = world.claim("dead", &format!("u{n}"), "k").await.refused(503, "unavailable");
+        }
+        let (called, took) = (calls(&world) - before, began.elapsed());
+        // A probe and its connections: at most one in a quarter of a second, the shortest pause there is.
+        let most = 2 * (1 + took.as_millis() / 250);
+        assert!(u128::try_from(called).unwrap() <= most, "{called} calls of a dead core in {took:?}");
+        world.restart_core().await;
+        eventually(BACK_MAX, || async {
+            let reply = world.claim("dead", "bob", "k").await;
+            holds(matches!(reply.status, 200 | 201), || reply.text())
+        })
+        .await;
+    });
+}

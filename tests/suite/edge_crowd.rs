@@ -1,0 +1,119 @@
+//! A crowd before the edge, and how much of it core gets to see.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use futures_util::{StreamExt as _, stream};
+use serde_json::json;
+use support::Reply;
+use support::edge::World;
+
+use super::RUNTIME;
+use super::edge::{open_world, run_alone};
+
+const CROWD: usize = 10_000;
+const CONNECTIONS: usize = 64;
+const TOTAL: usize = 100;
+
+fn passed_on(world: &World, line: &str) -> usize {
+    world.wire.said(line).iter().map(|text| text.matches(line).count()).sum()
+}
+
+#[test]
+fn of_ten_thousand_first_tries_core_sees_few() {
+    run_alone(async {
+        let world = open_world().await;
+        world.core.create("first-tries", json!({"total": TOTAL})).await;
+        let claims = passed_on(world, "POST /internal/v1/claims ");
+        let views = passed_on(world, "GET /internal/v1/campaigns/first-tries ");
+        let users: Vec<_> = (0..CROWD).map(|n| format!("u{n}")).collect();
+        let requests: Vec<_> =
+            users.iter().map(|user| world.first_try_request("first-tries", user, "k")).collect();
+        let began = Instant::now();
+        let replies: Vec<Reply> = stream::iter(requests)
+            .map(|request| world.send(request))
+            .buffer_unordered(CONNECTIONS)
+            .collect()
+            .await;
+        let took = began.elapsed();
+        let claims = passed_on(world, "POST /internal/v1/claims ") - claims;
+        let views = passed_on(world, "GET /internal/v1/campaigns/first-tries ") - views;
+        println!(
+            "{RUNTIME:?}: {CROWD} first tries in {took:.1?}: {claims} of them reached core ({} per mille), and {views} \
+             snapshots were asked for",
+            claims * 1000 / CROWD
+        );
+        let mut codes = BTreeMap::<(u16, String), usize>::new();
+        for reply in &replies {
+            *codes.entry((reply.status, reply.code())).or_default() += 1;
+        }
+        let expected = [((201, String::new()), TOTAL), ((409, "sold_out".to_owned()), CROWD - TOTAL)];
+        assert_eq!(codes, BTreeMap::from(expected));
+        assert!(claims * 100 <= CROWD * 3, "{claims} of {CROWD} reached core");
+        assert_eq!(world.core.register().await.until("first-tries", TOTAL).await.len(), TOTAL);
+    });
+}
+
+#[test]
+fn of_ten_thousand_views_core_sees_a_few_snapshots() {
+    run_alone(async {
+        let world = open_world().await;
+        world.core.create("looked-at", json!({"total": 7})).await;
+        let line = "GET /internal/v1/campaigns/looked-at ";
+        let before = passed_on(world, line);
+        let began = Instant::now();
+        let mut statuses = BTreeMap::<u16, usize>::new();
+        // Half of them have seen the page before.
+        let etag = world.view("looked-at").await.expect(200).header("etag").to_owned();
+        let views = (0..CROWD).map(|n| {
+            let request = world.request("GET", "/v1/campaigns/looked-at");
+            if n % 2 == 0 { request } else { request.header("If-None-Match", &etag) }
+        });
+        let mut replies =
+            stream::iter(views).map(|request| world.send(request)).buffer_unordered(CONNECTIONS);
+        while let Some(reply) = replies.next().await {
+            *statuses.entry(reply.status).or_default() += 1;
+        }
+        let (took, asked) = (began.elapsed(), passed_on(world, line) - before);
+        println!("{RUNTIME:?}: {CROWD} views in {took:.1?}: core was asked {asked} times");
+        assert_eq!(statuses, BTreeMap::from([(200, CROWD / 2), (304, CROWD / 2)]));
+        // One at the beginning, and the next ones half a second apart at least.
+        let most = 2 + took.as_millis() / 500;
+        assert!(u128::try_from(asked).unwrap() <= most, "{asked} snapshots in {took:?}");
+    });
+}
+
+#[test]
+fn a_cold_edge_asks_for_a_campaign_once_however_many_look() {
+    run_alone(async {
+        let world = open_world().await;
+        world.core.create("cold", json!({"total": 7})).await;
+        let line = "GET /internal/v1/campaigns/cold ";
+        let looks = stream::iter(0..200).map(|_| world.view("cold")).buffer_unordered(200);
+        let began = Instant::now();
+        let statuses: Vec<u16> = looks.map(|reply| reply.status).collect().await;
+        let most = 1 + began.elapsed().as_millis() / 500;
+        assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+        let asked = passed_on(world, line);
+        assert!(u128::try_from(asked).unwrap() <= most, "{asked} snapshots for 200 who look at once");
+    });
+}
+
+#[test]
+fn made_up_campaigns_reach_core_once_each() {
+    run_alone(async {
+        let world = open_world().await;
+        let before = passed_on(world, "/internal/v1/campaigns/made-up-");
+        for _ in 0..3 {
+            for n in 0..20 {
+                let _ = world.view(&format!("made-up-{n}")).await.refused(404, "campaign_not_found");
+            }
+        }
+        let asked = passed_on(world, "/internal/v1/campaigns/made-up-") - before;
+        assert!(asked <= 40, "20 made-up ids were asked for {asked} times within a moment");
+        // Without a token core is not even asked what the campaign is.
+        let request = world.request("POST", "/v1/campaigns/made-up-claim/claims").json(&json!({}));
+        let _ = world.send(request).await.refused(401, "unauthenticated");
+        assert_eq!(passed_on(world, "made-up-claim"), 0);
+    });
+}
