@@ -3,30 +3,41 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test bench soak check setup clean
+.PHONY: help up up-workerd test bench lab soak check setup clean
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
+up: RUNTIME := wrangler
+up-workerd: RUNTIME := workerd
 up: ## core and edge with a demo campaign; prints the page's address; Ctrl-C stops it all
+up-workerd: ## the same, the edge in plain workerd as one hosts it oneself
+up up-workerd:
 	@$(SETUP)
 	@cargo build --release --bin claimgate
-	@scripts/build-edge.sh
-	@exec scripts/dev.sh
+	@scripts/build-worker.sh
+	@exec scripts/dev.sh $(RUNTIME)
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
 	@cargo build --release --bin claimgate
-	@scripts/build-edge.sh
+	@scripts/build-worker.sh
 	@cargo test --workspace
 
 bench: ## claimgate beside its baselines, in figures, within 10 minutes; OPTIONS="--only gate"; see bench/README.md
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@cargo build --release -p claimgate-bench
+	@scripts/build-worker.sh
+	@scripts/build-worker.sh bench/bare-edge
 	@exec cargo run --quiet --release -p claimgate-bench -- $(OPTIONS)
+
+lab: ## every known way to stop overselling, side by side, within 8 minutes; OPTIONS="--only row_lock"; see lab/README.md
+	@$(SETUP)
+	@cargo build --release -p claimgate-lab
+	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
 soak: ## the model for long, twenty rounds of the storm, and every mutant caught; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)

@@ -1,0 +1,101 @@
+//! One application server: its connections, which it shares with no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use claimgate_core::archive::Archive;
+use claimgate_core::ledger::Ledger;
+use claimgate_core::lock::{Lease, Owner};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, timeout_at};
+
+use crate::manager::{Result, StockError};
+use crate::meter::Meter;
+use crate::redis::Redis;
+use crate::sql::Sql;
+use crate::strategies::claimgate::Product;
+
+/// Events that may wait for SQL: more than any measurement makes.
+pub const BACKLOG_MAX: u64 = 10_000_000;
+
+/// What a lock costs that is free: one call to acquire it, one to release it.
+const LEASE_CALLS: u64 = 2;
+
+/// Where the servers are.
+#[derive(Debug, Clone)]
+pub struct Addresses {
+    /// Redis.
+    pub redis: String,
+    /// PostgreSQL.
+    pub sql: String,
+}
+
+/// An application server.
+#[derive(Debug)]
+pub struct App {
+    /// Its way to Redis.
+    pub redis: Redis,
+    /// Its way to PostgreSQL.
+    pub sql: Sql,
+    /// What it counts, together with the others.
+    pub meter: Arc<Meter>,
+    /// Where it connects to.
+    pub addresses: Addresses,
+    /// Which of the servers it is.
+    pub number: usize,
+    lock_ledger: OnceCell<Arc<Ledger>>,
+    /// claimgate, where that is the strategy.
+    pub product: OnceCell<Product>,
+}
+
+impl App {
+    /// Connects when first asked.
+    pub fn start(addresses: &Addresses, number: usize, meter: &Arc<Meter>) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            redis: Redis::new(&addresses.redis, Arc::clone(meter))?,
+            sql: Sql::new(&addresses.sql, Arc::clone(meter))?,
+            meter: Arc::clone(meter),
+            addresses: addresses.clone(),
+            number,
+            lock_ledger: OnceCell::new(),
+            product: OnceCell::new(),
+        }))
+    }
+
+    /// `count` of them, and what they count together.
+    pub fn start_all(addresses: &Addresses, count: usize) -> Result<Vec<Arc<Self>>> {
+        let meter = Arc::default();
+        (0..count).map(|number| Self::start(addresses, number, &meter)).collect()
+    }
+
+    /// An owner of claimgate's locks that nobody else is.
+    pub async fn owner(&self) -> Result<Owner> {
+        let ledger = self.lock_ledger.get_or_try_init(|| self.open_lock_ledger()).await?;
+        Owner::new(Arc::clone(ledger)).map_err(StockError::set_up)
+    }
+
+    /// Acquires claimgate's lock `name` for `owner`, waiting until `deadline`.
+    pub async fn lock(&self, owner: &Owner, name: &str, lease: Duration, deadline: Instant) -> Result<Lease> {
+        let patience = deadline.saturating_duration_since(Instant::now());
+        // Its own patience may end in the middle of a pause; whoever asked goes when it is time.
+        let held = timeout_at(deadline, owner.lock(name, lease, patience)).await;
+        let lease = held.map_err(|_| StockError::TimedOut)??;
+        self.meter.lease_calls.add(LEASE_CALLS);
+        Ok(lease)
+    }
+
+    /// Locks never ask the register, so one in memory will do: a holder that is killed leaves no file behind.
+    async fn open_lock_ledger(&self) -> Result<Arc<Ledger>> {
+        let archive = Archive::open("sqlite::memory:").await.map_err(StockError::set_up)?;
+        let client = ::redis::Client::open(self.addresses.redis.as_str())?;
+        Ok(Arc::new(Ledger::new(client, archive, BACKLOG_MAX)))
+    }
+
+    /// Closes what does not close by itself.
+    pub async fn stop(&self) {
+        if let Some(product) = self.product.get() {
+            product.stop().await;
+        }
+        self.sql.close().await;
+    }
+}

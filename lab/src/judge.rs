@@ -1,0 +1,77 @@
+//! Whether a strategy did what it is known to do.
+
+use crate::crash::AfterCrash;
+use crate::manager::Expectation;
+use crate::measure::{Cell, Row};
+use crate::workload::{Kind, Round};
+
+/// What is not as expected, a sentence each; empty when all is.
+pub fn complaints(row: &Row) -> Vec<String> {
+    let mut found = Vec::new();
+    for cell in &row.cells {
+        for round in &cell.rounds {
+            found.extend(of_round(row, cell, round).map(|what| format!("{}: {what}", cell.kind)));
+        }
+    }
+    found.extend(of_row(row));
+    found.dedup();
+    found
+}
+
+/// Expectations that every round must meet.
+fn of_round(row: &Row, cell: &Cell, round: &Round) -> Option<String> {
+    let expectation = row.strategy.expectation;
+    let alone = matches!(cell.kind, Kind::Contest { alone: true, .. });
+    let exact = expectation == Expectation::Exact || (expectation == Expectation::ExactAlone && alone);
+    let never_over = exact || expectation == Expectation::NeverOver;
+    if let (failed @ 1.., why) = &round.failed {
+        return Some(format!("{failed} calls failed: {}", why.as_deref().unwrap_or("unknown")));
+    }
+    if round.users_over > 0 {
+        return Some(format!("{} users got more than is promised", round.users_over));
+    }
+    if never_over && round.oversold() > 0 {
+        return Some(format!("oversold by {}", round.oversold()));
+    }
+    if exact && round.undersold() > 0 {
+        return Some(format!("undersold by {}", round.undersold()));
+    }
+    if never_over && !round.store_agrees() {
+        let (granted, left) = (round.granted_units, round.left);
+        return Some(format!("callers were granted {granted} of {}, the store has {left} left", round.stock));
+    }
+    if round.in_sql.is_some_and(|units| u64::try_from(units).ok() != Some(round.granted_units)) {
+        return Some(format!("callers were granted {}, SQL has {:?}", round.granted_units, round.in_sql));
+    }
+    None
+}
+
+/// Expectations of all rounds together.
+fn of_row(row: &Row) -> Vec<String> {
+    let mut found = Vec::new();
+    let expectation = row.strategy.expectation;
+    let oversells = matches!(
+        expectation,
+        Expectation::Oversells | Expectation::ExactAlone | Expectation::WrongReleaseOversells
+    );
+    let shown = row.cells.iter().filter(|cell| cell.is_shared_contest());
+    for cell in shown.filter(|_| oversells) {
+        // A fault that shows now and then would be a poor lesson: the median round has it.
+        if cell.median(|round| round.oversold() as f64) < 1.0 {
+            found.push(format!("{}: did not oversell", cell.kind));
+        }
+    }
+    let releases = [Expectation::WrongRelease, Expectation::WrongReleaseOversells].contains(&expectation);
+    if releases && row.wrong_releases() == 0 {
+        found.push("freed nobody else's lock".to_owned());
+    }
+    match (row.after_crash, row.strategy.stuck_after_crash) {
+        (AfterCrash::Ms(after), true) => found.push(format!("went on {after:.0} ms after the crash")),
+        (AfterCrash::Never, false) => found.push("did not go on after the crash".to_owned()),
+        _ => {}
+    }
+    if let Err(why) = &row.findings {
+        found.push(why.clone());
+    }
+    found
+}

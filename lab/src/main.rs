@@ -1,0 +1,217 @@
+//! `lab`: every known way to stop overselling, side by side.
+//!
+//! Exit status: 0 when each strategy did what it is known to do, good or bad; 1 when one did not, or the run failed;
+//! 2 wrong usage.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use claimgate_lab::app::Addresses;
+use claimgate_lab::manager::Strategy;
+use claimgate_lab::measure::{self, Plan, Row};
+use claimgate_lab::servers::{DURABILITY, Servers};
+use claimgate_lab::strategies::{STRATEGIES, named};
+use claimgate_lab::{crash, judge, page, report};
+use clap::{Parser, Subcommand};
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What a run may take in all.
+const TIME_MAX: Duration = Duration::from_secs(480);
+
+/// Runs every known way to stop overselling against a real Redis and a real PostgreSQL, side by side
+#[derive(Debug, Parser)]
+#[command(name = "lab", args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Only these strategies, by name or row; may be given often, or with commas
+    #[arg(long, value_name = "NAME|ROW", value_delimiter = ',')]
+    only: Vec<String>,
+    /// List the strategies
+    #[arg(long)]
+    list: bool,
+    /// Units of a stock that runs out
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    stock: u32,
+    /// Contenders for it, a contest each
+    #[arg(long, value_delimiter = ',', default_values_t = [200, 1000], value_parser = count)]
+    contenders: Vec<usize>,
+    /// Tasks on the hot stock, which does not run out
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 64, 256], value_parser = count)]
+    tasks: Vec<usize>,
+    /// Rounds of every cell; figures are their medians
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
+    rounds: u32,
+    /// Folder for report.json and report.html
+    #[arg(long, default_value = "target/lab", value_name = "FOLDER")]
+    out: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Be a holder: take what a strategy's holder takes, and wait to be killed
+    #[command(hide = true)]
+    Hold {
+        strategy: String,
+        key: String,
+        #[arg(long)]
+        redis: String,
+        #[arg(long)]
+        postgres: String,
+    },
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=5000) => Ok(count),
+        _ => Err("must be a whole number from 1 to 5000".to_owned()),
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if cli.list {
+        list();
+        return ExitCode::SUCCESS;
+    }
+    let wanted = match named(&cli.only) {
+        Ok(wanted) => wanted,
+        Err(error) => return fail(&error, 2),
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error, 1),
+    };
+    let run = || match &cli.command {
+        Some(command) => runtime.block_on(hold(command)).map(|()| true),
+        None => runtime.block_on(run_or_stop(&cli, &wanted)),
+    };
+    // What the tests stand on panics where a server fails; it has said why.
+    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(anyhow::anyhow!("see above")));
+    runtime.shutdown_background();
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => fail(&format_args!("{error:#}"), 1),
+    }
+}
+
+#[allow(clippy::print_stderr)] // the lab's own voice
+fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
+    eprintln!("lab: {error}");
+    ExitCode::from(status)
+}
+
+#[allow(clippy::print_stdout)] // what was asked for
+fn list() {
+    for one in STRATEGIES {
+        println!("{:>2}  {:<22} {}: {}", one.row, one.name, one.expectation, one.how);
+    }
+}
+
+async fn hold(command: &Command) -> anyhow::Result<()> {
+    let Command::Hold { strategy, key, redis, postgres } = command;
+    let strategy = named(std::slice::from_ref(strategy)).map_err(anyhow::Error::msg)?[0];
+    crash::hold(strategy, &Addresses { redis: redis.clone(), sql: postgres.clone() }, key).await
+}
+
+/// Runs until done, told to stop, or out of time; what was started ends with it in each case.
+async fn run_or_stop(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        result = tokio::time::timeout(TIME_MAX, run(cli, wanted)) => {
+            result.with_context(|| format!("not done within {TIME_MAX:?}"))?
+        }
+        _ = interrupt.recv() => anyhow::bail!("interrupted"),
+        _ = terminate.recv() => anyhow::bail!("told to stop"),
+    }
+}
+
+async fn run(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
+    let plan = Plan {
+        stock: cli.stock,
+        contenders: cli.contenders.clone(),
+        tasks: cli.tasks.clone(),
+        rounds: cli.rounds,
+        cut: Duration::from_secs(2),
+        hot: Duration::from_millis(200),
+        program: std::env::current_exe()?,
+    };
+    let (started, load_before) = (Instant::now(), load_average());
+    let servers = Servers::start().await?;
+    let mut rows = Vec::new();
+    for (done, strategy) in wanted.iter().enumerate() {
+        progress(started, done, wanted.len(), strategy.title);
+        let row = measure::run(&servers, strategy, &plan).await;
+        rows.push(row.with_context(|| format!("{} {}", strategy.row, strategy.title))?);
+    }
+    progress(started, wanted.len(), wanted.len(), "done");
+    let mut machine = machine(&servers, &plan, started.elapsed()).await?;
+    machine["load_average"] = json!({ "before": load_before, "after": load_average() });
+    write(&cli.out, &rows, &machine)?;
+    print(&rows, &cli.out);
+    Ok(rows.iter().all(|row| judge::complaints(row).is_empty()))
+}
+
+/// A line of progress, with a guess at the time left.
+#[allow(clippy::print_stderr)] // the lab's own voice
+fn progress(started: Instant, done: usize, all: usize, what: &str) {
+    let clock = |seconds: u64| format!("{}:{:02}", seconds / 60, seconds % 60);
+    let seconds = started.elapsed().as_secs();
+    let left = (done > 0 && done < all).then(|| seconds * (all - done) as u64 / done as u64);
+    let left = left.map_or_else(String::new, |left| format!(", about {} left", clock(left)));
+    eprintln!("[{}] {done} of {all}{left}: {what}", clock(seconds));
+}
+
+async fn machine(servers: &Servers, plan: &Plan, took: Duration) -> anyhow::Result<Value> {
+    let (redis, postgres) = servers.versions().await?;
+    Ok(json!({
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "redis": redis,
+        "postgres": postgres,
+        "durability": DURABILITY,
+        "stock": plan.stock,
+        "contenders": plan.contenders,
+        "tasks": plan.tasks,
+        "rounds": plan.rounds,
+        "contest_cut_s": plan.cut.as_secs_f64(),
+        "hot_cell_s": plan.hot.as_secs_f64(),
+        "took_s": took.as_secs(),
+    }))
+}
+
+/// The 1-, 5- and 15-minute load averages.
+fn load_average() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+fn write(out: &Path, rows: &[Row], machine: &Value) -> anyhow::Result<()> {
+    std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    let json = format!("{:#}\n", report::json(rows, machine));
+    for (name, text) in [("report.json", json), ("report.html", page::page(rows, machine))] {
+        let file = out.join(name);
+        std::fs::write(&file, text).with_context(|| file.display().to_string())?;
+    }
+    Ok(())
+}
+
+#[allow(clippy::print_stdout)] // the lab's answer
+fn print(rows: &[Row], out: &Path) {
+    println!("{}\n\n{}\n\n{}", report::verdicts(rows), report::costs(rows), report::LEGEND);
+    let findings = report::findings(rows);
+    if !findings.is_empty() {
+        println!("\nShown too:\n  {}", findings.join("\n  "));
+    }
+    for row in rows {
+        for complaint in judge::complaints(row) {
+            println!("\nNOT AS EXPECTED: {} {}: {complaint}", row.strategy.row, row.strategy.title);
+        }
+    }
+    println!("\n{0}/report.json, {0}/report.html", out.display());
+}

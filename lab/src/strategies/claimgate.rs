@@ -1,0 +1,188 @@
+//! claimgate: the product's own gate, ledger and drain, in this process, as `claimgate serve` runs them.
+//!
+//! Exact. One script decides like the others here, for up to 256 claims a call, and remembers each grant: the same key again
+//! is the same claim, and the outbox brings it to SQL. Costs one trip for as many as wait; what it does more than a plain
+//! script (replay, window, days, epoch, outbox) costs Redis time, which the batches save again. Each instance has a core, with a
+//! drain of its own into PostgreSQL. What breaks it is said in the product's README, by set-up.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use claimgate_core::archive::{Archive, Change};
+use claimgate_core::campaign::NewCampaign;
+use claimgate_core::campaigns::{Campaigns, Known};
+use claimgate_core::clock;
+use claimgate_core::gate::{BATCH_MAX, Gate};
+use claimgate_core::ledger::{Ledger, Settlement};
+use claimgate_core::outbox::Drain;
+use claimgate_core::recovery::lay_down;
+use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use crate::app::{App, BACKLOG_MAX};
+use crate::manager::{Attempt, Expectation, PerUser, Reduced, Result, StockError, StockManager, Strategy};
+use crate::stock_row::some_time;
+
+/// The row.
+pub const STRATEGY: Strategy = Strategy::of::<Claimgate>(
+    24,
+    "claimgate",
+    "claimgate",
+    Expectation::Exact,
+    "the product's own gate: batches, window, replay, outbox",
+)
+.per_user(PerUser::Once);
+
+/// The longest the outbox may take until SQL has all.
+const DRAINED_WITHIN: Duration = Duration::from_secs(30);
+/// How often to look whether it has.
+const LOOK: Duration = Duration::from_millis(5);
+/// The most units a user may have: the most that one attempt asks for.
+const USER_MAX: u32 = 3;
+
+/// What a core is made of, without HTTP.
+#[derive(Debug)]
+pub struct Product {
+    ledger: Arc<Ledger>,
+    gate: Gate,
+    archive: Archive,
+    campaigns: Arc<Campaigns>,
+    drain: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
+}
+
+impl Product {
+    async fn start(app: &App) -> Result<Self> {
+        let archive = Archive::open(&app.addresses.sql).await.map_err(StockError::set_up)?;
+        let client = ::redis::Client::open(app.addresses.redis.as_str())?;
+        let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
+        let campaigns: Arc<Campaigns> = Arc::default();
+        let (stop, stopped) = watch::channel(false);
+        let drain = Drain {
+            ledger: Arc::clone(&ledger),
+            archive: archive.clone(),
+            campaigns: Arc::clone(&campaigns),
+            consumer: format!("lab-{}-{}", std::process::id(), app.number),
+        };
+        let drain = drain.spawn(stopped).map_err(StockError::set_up)?;
+        let gate = Gate::new(Arc::clone(&ledger), BATCH_MAX);
+        Ok(Self { ledger, gate, archive, campaigns, drain: Mutex::new(Some((stop, drain))) })
+    }
+
+    /// Stops the drain and closes the register.
+    pub async fn stop(&self) {
+        let drain = self.drain.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((stop, drain)) = drain {
+            stop.send_replace(true);
+            // A drain that panicked has said so.
+            let _ = tokio::task::spawn_blocking(|| drain.join()).await;
+        }
+        self.archive.close().await;
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Claimgate {
+    app: Arc<App>,
+    id: CampaignId,
+    known: Mutex<Option<Arc<Known>>>,
+}
+
+impl Claimgate {
+    async fn product(&self) -> Result<&Product> {
+        self.app.product.get_or_try_init(|| Product::start(&self.app)).await
+    }
+
+    /// The campaign, from the register if this instance has not heard of it.
+    async fn known(&self) -> Result<Arc<Known>> {
+        if let Some(known) = &*self.known.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(Arc::clone(known));
+        }
+        let product = self.product().await?;
+        let campaign = product.archive.campaign(&self.id).await.map_err(StockError::set_up)?;
+        let known = product.campaigns.learn(campaign.ok_or(StockError::Missing)?);
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&known));
+        Ok(known)
+    }
+
+    async fn counters(&self) -> Result<(Option<u32>, u64, u64)> {
+        let known = self.known().await?;
+        let (counters, _) = self.product().await?.ledger.find(&known, None).await?;
+        Ok((known.campaign().remaining(counters.taken), counters.taken, counters.backlog))
+    }
+
+    fn request(&self, attempt: &Attempt) -> Result<ClaimRequest> {
+        Ok(ClaimRequest {
+            campaign_id: self.id.clone(),
+            user_id: attempt.user.parse().map_err(StockError::set_up)?,
+            quantity: Quantity::try_from(attempt.quantity).map_err(StockError::set_up)?,
+            // A user's second try is the same claim: that is what the key is for.
+            idempotency_key: format!("lab-{}", attempt.user).parse().map_err(StockError::set_up)?,
+        })
+    }
+}
+
+impl StockManager for Claimgate {
+    async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
+        let id = key.parse().map_err(StockError::set_up)?;
+        Ok(Self { app: Arc::clone(app), id, known: Mutex::default() })
+    }
+
+    async fn init(&self, stock: u32) -> Result<()> {
+        let product = self.product().await?;
+        let limits = json!({"total": stock, "per_user": USER_MAX, "per_user_per_day": USER_MAX});
+        let starts_at = clock::now().saturating_add_ms(-60_000);
+        let body = json!({"id": self.id, "name": "lab", "starts_at": starts_at, "limits": limits});
+        let campaign = NewCampaign::parse(body.to_string().as_bytes()).map_err(StockError::set_up)?;
+        let change = Change { who: "lab", what: "create", at: clock::now() };
+        product.archive.create(&campaign, change).await.map_err(StockError::set_up)?;
+        let known = product.campaigns.learn(campaign);
+        lay_down(&product.ledger, &known).await?;
+        Ok(())
+    }
+
+    async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
+        let known = self.known().await?;
+        let decision = self.product().await?.gate.claim(&known, &self.request(attempt)?).await?;
+        Ok(match decision.outcome {
+            Outcome::Granted(_) | Outcome::Held(_) => Reduced::Taken,
+            Outcome::Replayed(_) => Reduced::HadAlready,
+            Outcome::Denied(Denial::SoldOut { .. }) => Reduced::SoldOut,
+            Outcome::Denied(_) => Reduced::Limited("user"),
+        })
+    }
+
+    async fn give_back(&self, attempt: &Attempt) -> Result<()> {
+        let (product, known) = (self.product().await?, self.known().await?);
+        // The same user and key lead to the same claim.
+        let claim = self.request(attempt)?.claim_id();
+        product.ledger.settle(&known, &claim, Settlement::Return).await?;
+        product.gate.changed(&self.id);
+        Ok(())
+    }
+
+    async fn get(&self) -> Result<i64> {
+        let (remaining, _, _) = self.counters().await?;
+        remaining.map(i64::from).ok_or(StockError::Missing)
+    }
+
+    async fn settle(&self) -> Result<Option<i64>> {
+        let deadline = Instant::now() + DRAINED_WITHIN;
+        loop {
+            let (_, _, backlog) = self.counters().await?;
+            if backlog == 0 {
+                break;
+            }
+            if Instant::now() > deadline {
+                return Err(StockError::Inconsistent(format!("{backlog} events never came to SQL")));
+            }
+            sleep(LOOK).await;
+        }
+        let text = "SELECT COALESCE(SUM(quantity), 0)::BIGINT FROM claims WHERE campaign_id = $1 AND status = 'granted'";
+        let row = self.app.sql.row(some_time(), text, &[self.id.as_str().into()]).await?;
+        Ok(row.map(|row| row[0]))
+    }
+}

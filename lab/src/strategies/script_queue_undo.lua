@@ -1,0 +1,15 @@
+#!lua
+-- script_queue_undo: a winner gives back.
+--
+-- KEYS  1 stock (string: units)   2 winners (hash: user → units)
+-- ARGV  1 user
+--
+-- Replies
+--   > 0  given back, so many
+--   0    no winner: nothing was changed
+
+local units = redis.call('HGET', KEYS[2], ARGV[1])
+if not units then return 0 end
+redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('INCRBY', KEYS[1], units)
+return tonumber(units)
