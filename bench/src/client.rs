@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
+use std::mem;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use hdrhistogram::Histogram;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
@@ -126,6 +127,17 @@ impl Tally {
         Ok(Self { statuses: BTreeMap::new(), sold_out: 0, again: 0, in_time: 0, seconds: 0.0, latency })
     }
 
+    fn add(&mut self, other: &Self) -> anyhow::Result<()> {
+        for (status, answers) in &other.statuses {
+            *self.statuses.entry(*status).or_default() += answers;
+        }
+        self.sold_out += other.sold_out;
+        self.again += other.again;
+        self.in_time += other.in_time;
+        self.seconds += other.seconds;
+        Ok(self.latency.add(&other.latency)?)
+    }
+
     /// Answers per second.
     pub fn per_second(&self) -> f64 {
         self.in_time as f64 / self.seconds
@@ -162,6 +174,27 @@ impl Tally {
 /// Makes a load and waits for its last answer.
 pub async fn run(load: Load) -> anyhow::Result<Tally> {
     tokio::task::spawn_blocking(move || Client::connect(&load)?.run(load.pace)).await?
+}
+
+/// Makes each of `loads` for the length of its pace in turn, `turns` times over and over, connected all the while: the
+/// speed of a machine that others use drifts, and short turns let it drift for all alike. The first turns only warm up.
+pub async fn alternate<const N: usize>(loads: [Load; N], turns: u32) -> anyhow::Result<[Tally; N]> {
+    tokio::task::spawn_blocking(move || {
+        let mut clients = Vec::new();
+        for load in &loads {
+            let mut client = Client::connect(load)?;
+            client.run(load.pace)?;
+            clients.push((client, load.pace, Tally::new()?));
+        }
+        for _ in 0..turns {
+            for (client, pace, tally) in &mut clients {
+                tally.add(&client.run(*pace)?)?;
+            }
+        }
+        let tallies: Vec<_> = clients.into_iter().map(|(_, _, tally)| tally).collect();
+        tallies.try_into().map_err(|_| anyhow!("a tally for each load"))
+    })
+    .await?
 }
 
 struct Connection {
@@ -216,7 +249,7 @@ impl Client {
         Ok(Self { epoll, timer, connections, idle, uuids, places, sent: 0, tally: Tally::new()? })
     }
 
-    fn run(mut self, pace: Pace) -> anyhow::Result<Tally> {
+    fn run(&mut self, pace: Pace) -> anyhow::Result<Tally> {
         let started = Instant::now();
         let length = match pace {
             Pace::Closed(length) | Pace::Open(_, length) => length,
@@ -241,7 +274,7 @@ impl Client {
         }
         let elapsed = started.elapsed();
         self.tally.seconds = elapsed.min(length).as_secs_f64();
-        Ok(self.tally)
+        Ok(mem::replace(&mut self.tally, Tally::new()?))
     }
 
     /// When the next request is to be made; `None` when there is none any more.

@@ -9,6 +9,7 @@ pub mod calls;
 pub mod campaigns;
 pub mod clock;
 pub mod config;
+pub mod eager;
 pub mod gate;
 pub mod identity;
 pub mod incoming;
@@ -22,8 +23,10 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use claimgate_shared::{Code, Problem};
+use wasm_bindgen::JsValue;
+use wasm_bindgen::prelude::wasm_bindgen;
 use worker::js_sys::Reflect;
-use worker::{Context, Env, Fetcher, event};
+use worker::{Context, Env, Fetcher, worker_sys};
 
 use crate::calls::Call;
 use crate::config::{Config, ConfigError};
@@ -37,23 +40,32 @@ thread_local! {
     static CONFIG: OnceCell<Result<Rc<Config>, ConfigError>> = const { OnceCell::new() };
 }
 
-/// Answers a request that the assets have not answered.
-#[event(fetch)]
-pub async fn fetch(raw: web_sys::Request, env: Env, context: Context) -> worker::Result<web_sys::Response> {
-    let request = Incoming::new(raw);
-    if let Some(files) = files(&request, &env) {
-        return Ok(files.fetch_request(request.raw().clone()?).await?.into());
-    }
+/// Answers a request that the assets have not answered. Not worker's `event(fetch)`, which makes a promise of every answer.
+#[wasm_bindgen]
+pub fn fetch(raw: web_sys::Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
+    eager::eagerly(async move {
+        let request = Incoming::new(raw);
+        match files(&request, &env) {
+            Some(files) => {
+                let file = files.fetch_request(request.raw().clone()?).await?;
+                Ok(web_sys::Response::from(file).into())
+            }
+            None => Ok(answer(&request, &env, &Context::new(context)).await.into_response()?.into()),
+        }
+    })
+}
+
+async fn answer(request: &Incoming, env: &Env, context: &Context) -> Reply {
     let request_id = request_id::next();
-    let config = config(&env);
+    let config = config(env);
     let allowed = config.as_ref().map_or(&[][..], |config| &config.cors_origins);
     let origin = (!allowed.is_empty()).then(|| request.header("origin")).flatten();
     let cors = Cors { allowed, origin: origin.as_deref() };
-    let reply = match route(&request, &env, &context, &config, &cors, &request_id).await {
+    let reply = match route(request, env, context, &config, &cors, &request_id).await {
         Ok(reply) => reply,
         Err(problem) => Reply::problem(problem, &request_id),
     };
-    Ok(reply.finish(&request_id, &cors).into_response()?)
+    reply.finish(&request_id, &cors)
 }
 
 /// Who has the page's files, for a request that is no call. Cloudflare answers those before it calls the Worker.

@@ -14,7 +14,7 @@ use support::times::from_now;
 
 use super::Group;
 use super::http::length;
-use crate::client::{self, Load, Pace, Tally, Template};
+use crate::client::{self, Load, Pace, Template};
 use crate::figures::{Definition, Unit};
 use crate::redis::Fsync;
 use crate::server::{Batching, Server};
@@ -54,11 +54,11 @@ const ADDED: &Definition = &Definition::told("the edge adds", Unit::Microseconds
 
 /// workerd has one thread: more connections only wait in line.
 const CONNECTIONS: usize = 64;
-/// Each round measures the two refusals and hello in so many turns, since the machine's speed drifts.
+/// How long refusals and hello have turn about: so short that what the edge remembers outlives the others' turns, as in
+/// a crowd that never pauses.
+const TURN: Duration = Duration::from_millis(100);
+/// Each round measures the three ways of a lone claim in so many turns.
 const TURNS: u32 = 3;
-
-/// Before each turn.
-const WARM_UP: Duration = Duration::from_millis(200);
 
 /// A claim's user; the edge wants to be shown a token, which is signed once.
 const USER: &str = "bench";
@@ -117,23 +117,6 @@ impl Bench {
     fn claim_path(campaign: &str) -> String {
         format!("/v1/campaigns/{campaign}/claims")
     }
-
-    async fn load(
-        &self,
-        session: &mut Session,
-        address: SocketAddr,
-        request: Template,
-        lone: bool,
-    ) -> anyhow::Result<Tally> {
-        let connections = if lone { 1 } else { CONNECTIONS };
-        let pace = Pace::Closed(length(session) / (2 * TURNS));
-        let load = Load { address, connections, request, seed: session.seed(), pace };
-        if !lone {
-            // What an edge remembers is over after a turn of the others: a crowd meets one that knows.
-            client::run(Load { pace: Pace::Closed(WARM_UP), ..load.clone() }).await?;
-        }
-        session.measure(client::run(load)).await
-    }
 }
 
 fn token(core: &Core) -> anyhow::Result<String> {
@@ -142,25 +125,28 @@ fn token(core: &Core) -> anyhow::Result<String> {
     Ok(tokens.mint(&USER.parse()?, clock::now(), 3_600)?)
 }
 
-/// Hello and the two refusals in turn: the same request to each, so that what differs is the Worker.
+/// Hello and the two refusals turn about: the same request to each, so that what differs is the Worker.
 async fn refusals(session: &mut Session, bench: &Bench, round: u32) -> anyhow::Result<()> {
-    let (mut hello, mut sold_out, mut not_open) = (0.0, 0.0, 0.0);
-    for _ in 0..TURNS {
-        let tally = bench.load(session, bench.bare, bench.first_try("/"), false).await?;
-        tally.all(200)?;
-        hello += tally.per_second();
-        let request = bench.first_try(&Bench::claim_path(&bench.sold_out));
-        let tally = bench.load(session, bench.edge, request, false).await?;
-        let refused = tally.all(409)?;
-        ensure!(tally.sold_out == refused, "{} of {refused} refusals said sold out", tally.sold_out);
-        sold_out += tally.per_second();
-        let request = bench.first_try(&Bench::claim_path(&bench.not_open));
-        let tally = bench.load(session, bench.edge, request, false).await?;
-        tally.all(403)?;
-        not_open += tally.per_second();
-    }
-    let turns = f64::from(TURNS);
-    let (hello, sold_out, not_open) = (hello / turns, sold_out / turns, not_open / turns);
+    let seed = session.seed();
+    let load = |address, path: &str| Load {
+        address,
+        connections: CONNECTIONS,
+        request: bench.first_try(path),
+        seed,
+        pace: Pace::Closed(TURN),
+    };
+    let loads = [
+        load(bench.bare, "/"),
+        load(bench.edge, &Bench::claim_path(&bench.sold_out)),
+        load(bench.edge, &Bench::claim_path(&bench.not_open)),
+    ];
+    let turns = u32::try_from(length(session).as_millis() / (2 * TURN.as_millis()))?.max(1);
+    let [hello, sold_out, not_open] = session.measure(client::alternate(loads, turns)).await?;
+    hello.all(200)?;
+    let refused = sold_out.all(409)?;
+    ensure!(sold_out.sold_out == refused, "{} of {refused} refusals said sold out", sold_out.sold_out);
+    not_open.all(403)?;
+    let [hello, sold_out, not_open] = [hello, sold_out, not_open].map(|tally| tally.per_second());
     session.say(format_args!(
         "round {round} · hello {hello:.0}/s, sold out {sold_out:.0}/s, not open {not_open:.0}/s"
     ));
@@ -180,7 +166,9 @@ async fn forwarded(session: &mut Session, bench: &Bench, round: u32) -> anyhow::
     for _ in 0..TURNS {
         let ways = [(bench.core, &direct), (bench.bare, &direct), (bench.edge, &through_edge)];
         for ((address, request), median) in ways.into_iter().zip(&mut medians) {
-            let tally = bench.load(session, address, request.clone(), true).await?;
+            let pace = Pace::Closed(length(session) / (2 * TURNS));
+            let load = Load { address, connections: 1, request: request.clone(), seed: session.seed(), pace };
+            let tally = session.measure(client::run(load)).await?;
             bench.granted.set(bench.granted.get() + tally.granted()?);
             *median += tally.latency_us(0.5) / f64::from(TURNS);
         }
