@@ -68,16 +68,18 @@ impl Breaker {
         *self = Self::default();
     }
 
-    /// A call ended at `now` without an answer of core. `chance`, from 0 to 1, spreads the probes of many isolates.
-    pub fn failed(&mut self, now: Timestamp, chance: f64) {
+    /// A call that began at `began_at` ended at `now` without an answer of core. `chance`, from 0 to 1, spreads the probes
+    /// of many isolates.
+    pub fn failed(&mut self, began_at: Timestamp, now: Timestamp, chance: f64) {
         let pause_ms = match self {
             Self::Closed { failures } if *failures + 1 < FAILURES_MAX => {
                 *failures += 1;
                 return;
             }
             Self::Closed { .. } => PAUSE_MS_MIN,
-            // Made before the pause began: it says nothing new.
+            // Made before the pause, or before its probe: it says nothing new.
             Self::Open { .. } => return,
+            Self::Probing { since, .. } if began_at < *since => return,
             Self::Probing { pause_ms, .. } => (*pause_ms * 2).min(PAUSE_MS_MAX),
         };
         *self = Self::Open { since: now, pause_ms, jittered_ms: jittered(pause_ms, chance) };
@@ -102,7 +104,7 @@ mod tests {
         let mut breaker = Breaker::default();
         for _ in 0..FAILURES_MAX {
             assert!(breaker.lets_through(at(0)));
-            breaker.failed(at(0), 1.0);
+            breaker.failed(at(0), at(0), 1.0);
         }
         breaker
     }
@@ -112,7 +114,7 @@ mod tests {
         let mut breaker = Breaker::default();
         for _ in 0..100 {
             for _ in 1..FAILURES_MAX {
-                breaker.failed(at(0), 1.0);
+                breaker.failed(at(0), at(0), 1.0);
             }
             assert!(breaker.lets_through(at(0)));
             breaker.succeeded();
@@ -137,7 +139,7 @@ mod tests {
             assert!(!breaker.lets_through(at(now_ms + pause_ms - 1)), "{pause_ms}");
             now_ms += pause_ms;
             assert!(breaker.lets_through(at(now_ms)), "{pause_ms}");
-            breaker.failed(at(now_ms), 1.0);
+            breaker.failed(at(now_ms), at(now_ms), 1.0);
         }
     }
 
@@ -145,9 +147,13 @@ mod tests {
     fn calls_from_before_the_pause_do_not_lengthen_it() {
         let mut breaker = opened();
         for _ in 0..50 {
-            breaker.failed(at(400), 1.0);
+            breaker.failed(at(400), at(400), 1.0);
         }
         assert!(breaker.lets_through(at(500)));
+        breaker.failed(at(499), at(600), 1.0);
+        assert!(!breaker.lets_through(at(601)), "the probe is still under way");
+        breaker.succeeded();
+        assert!(breaker.lets_through(at(602)));
     }
 
     #[test]

@@ -24,13 +24,13 @@ pub const FRESH_MS: i64 = 1_000;
 /// For so long a snapshot serves: no refusal may be older.
 pub const USABLE_MS: i64 = 2_000;
 /// When the next one is due, earliest and latest: before this one goes stale, and not in all isolates at once.
-const DUE_MS: (i64, i64) = (500, 800);
+const DUE_MS: (i64, i64) = (300, 600);
 
 thread_local! {
     static CAMPAIGNS: RefCell<Campaigns> = RefCell::default();
 }
 
-const KNOWN_MAX: usize = 64;
+const KNOWN_MAX: usize = 1_024;
 const UNKNOWN_MAX: usize = 1_024;
 
 /// A campaign as core saw it a moment ago, and how core's clock stood to ours.
@@ -156,6 +156,7 @@ pub fn hear(id: &CampaignId, heard: &Heard, asked_at: Timestamp) {
 #[derive(Debug)]
 pub struct Refresh {
     id: CampaignId,
+    began_at: Timestamp,
 }
 
 impl Refresh {
@@ -163,7 +164,7 @@ impl Refresh {
     pub fn begin(id: &CampaignId, recalled: &Memory, now: Timestamp) -> Option<Self> {
         let is_ours =
             recalled.is_due(now) && CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.begin_refresh(id, now));
-        is_ours.then(|| Self { id: id.clone() })
+        is_ours.then(|| Self { id: id.clone(), began_at: now })
     }
 
     /// Asks core, and remembers what it says.
@@ -185,7 +186,7 @@ impl Refresh {
         }
         let view: CampaignView = answer.read()?;
         if view.id != self.id {
-            return Err(Problem::new(Code::Unavailable, "core answered for another campaign"));
+            return Err(origin::not_understood(&"it is about another campaign"));
         }
         let snapshot = Rc::new(Snapshot::new(view, asked_at, clock::now()?, Math::random()));
         CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn(Rc::clone(&snapshot)));
@@ -195,7 +196,7 @@ impl Refresh {
 
 impl Drop for Refresh {
     fn drop(&mut self) {
-        CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.end_refresh(&self.id));
+        CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.end_refresh(&self.id, self.began_at));
     }
 }
 
@@ -245,16 +246,20 @@ impl Campaigns {
     /// so one that takes longer than a call to core can is forgotten.
     pub fn begin_refresh(&mut self, id: &CampaignId, now: Timestamp) -> bool {
         self.refreshing.retain(|_, began_at| age_ms(*began_at, now) <= USABLE_MS);
-        if self.refreshing.contains_key(id) || self.refreshing.len() >= UNKNOWN_MAX {
+        // Made-up ids may fill the space, but keep no campaign that there is from being asked for.
+        let is_crowded = self.refreshing.len() >= UNKNOWN_MAX && !self.known.contains_key(id);
+        if self.refreshing.contains_key(id) || is_crowded {
             return false;
         }
         self.refreshing.insert(id.clone(), now);
         true
     }
 
-    /// Ends the refresh of `id`, whatever came of it.
-    pub fn end_refresh(&mut self, id: &CampaignId) {
-        self.refreshing.remove(id);
+    /// Ends the refresh of `id` that began at `began_at`, whatever came of it; not its successor.
+    pub fn end_refresh(&mut self, id: &CampaignId, began_at: Timestamp) {
+        if self.refreshing.get(id) == Some(&began_at) {
+            self.refreshing.remove(id);
+        }
     }
 
     /// Remembers what core said, unless something newer is known already.
@@ -299,6 +304,9 @@ impl Campaigns {
             && let Some(remaining) = heard.left()
             && let Some(snapshot) = &mut known.snapshot
             && asked_at >= snapshot.counted_at
+            // Claims decided together are answered in any order: the least is the last. What was given back is in the
+            // next snapshot.
+            && snapshot.view.remaining.is_none_or(|known| remaining <= known)
         {
             *snapshot = Rc::new(snapshot.with_count(Some(remaining), asked_at));
         }
@@ -426,7 +434,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_next_snapshot_is_due_before_this_one_is_stale_and_by_chance() {
-        for (chance, due_ms) in [(0.0, 500), (0.5, 650), (1.0, 800)] {
+        for (chance, due_ms) in [(0.0, 300), (0.5, 450), (1.0, 600)] {
             let view = view(CampaignState::Open, None, 15_000);
             let snapshot = Snapshot::new(view, at(1_000), at(1_000), chance);
             assert!(!snapshot.is_due(at(1_000 + due_ms - 1)) && snapshot.is_due(at(1_000 + due_ms)));
@@ -480,6 +488,8 @@ pub(crate) mod tests {
         assert_eq!(left(&campaigns), 0, "asked before");
         campaigns.hear(&id("demo"), &granted(3, 6), at(1_199));
         assert_eq!(left(&campaigns), 0, "asked before");
+        campaigns.hear(&id("demo"), &granted(3, 1), at(1_200));
+        assert_eq!(left(&campaigns), 0, "granted beside the last one, and answered after it");
         campaigns.learn(seen(3, 4, 1_300));
         assert_eq!(left(&campaigns), 4);
     }
@@ -504,7 +514,9 @@ pub(crate) mod tests {
         assert!(!campaigns.begin_refresh(&id("demo"), at(3_000)));
         assert!(campaigns.begin_refresh(&id("other"), at(3_000)));
         assert!(campaigns.begin_refresh(&id("demo"), at(3_001)));
-        campaigns.end_refresh(&id("demo"));
+        campaigns.end_refresh(&id("demo"), at(1_000));
+        assert!(!campaigns.begin_refresh(&id("demo"), at(3_001)), "ended by one that was forgotten");
+        campaigns.end_refresh(&id("demo"), at(3_001));
         assert!(campaigns.begin_refresh(&id("demo"), at(3_001)));
     }
 

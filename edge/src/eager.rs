@@ -9,9 +9,11 @@ use std::task::{Context, Poll, Wake, Waker};
 use futures_util::task::AtomicWaker;
 use wasm_bindgen::JsValue;
 use worker::js_sys::futures::future_to_promise;
+use worker::worker_sys;
 
-/// What comes of `future`: at once if it waits for nothing, else a promise of it.
-pub fn eagerly<F>(future: F) -> Result<JsValue, JsValue>
+/// What comes of `future`: at once if it waits for nothing, else a promise of it. That one is kept to its end also when
+/// the client leaves: a runtime forgets what nobody waits for, and nothing that it holds would be given back.
+pub fn eagerly<F>(context: &worker_sys::Context, future: F) -> Result<JsValue, JsValue>
 where
     F: Future<Output = Result<JsValue, JsValue>> + 'static,
 {
@@ -19,7 +21,11 @@ where
     let relay = Arc::new(Relay::default());
     match poll(&mut tried, &relay) {
         Poll::Ready(result) => result,
-        Poll::Pending => Ok(future_to_promise(relayed(tried, relay)).into()),
+        Poll::Pending => {
+            let promise = future_to_promise(relayed(tried, relay));
+            context.wait_until(&promise)?;
+            Ok(promise.into())
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! claimgate's edge: a Cloudflare Worker between browsers and core.
 //!
 //! It refuses what core would refuse for certain, signs and forwards the rest, and never says "won" by itself.
-//! `routes`, `gate`, `campaigns` and `reply` decide, and are tested natively; `calls`, `origin` and `rates` talk to
-//! the runtime.
+//! `routes`, `gate`, `breaker` and the memory in `campaigns` decide, and are tested natively; `calls`, `origin` and `rates`
+//! talk to the runtime.
 
 pub mod breaker;
 pub mod calls;
@@ -23,8 +23,9 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use claimgate_shared::{Code, Problem};
-use wasm_bindgen::JsValue;
 use wasm_bindgen::prelude::wasm_bindgen;
+use wasm_bindgen::{JsCast as _, JsValue};
+use web_sys::{Request, Response};
 use worker::js_sys::Reflect;
 use worker::{Context, Env, Fetcher, worker_sys};
 
@@ -42,17 +43,24 @@ thread_local! {
 
 /// Answers a request that the assets have not answered. Not worker's `event(fetch)`, which makes a promise of every answer.
 #[wasm_bindgen]
-pub fn fetch(raw: web_sys::Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
-    eager::eagerly(async move {
+pub fn fetch(raw: Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
+    let keeper: worker_sys::Context = JsValue::clone(context.as_ref()).unchecked_into();
+    eager::eagerly(&keeper, async move {
         let request = Incoming::new(raw);
-        match files(&request, &env) {
-            Some(files) => {
-                let file = files.fetch_request(request.raw().clone()?).await?;
-                Ok(web_sys::Response::from(file).into())
-            }
-            None => Ok(answer(&request, &env, &Context::new(context)).await.into_response()?.into()),
-        }
+        let response = match files(&request, &env) {
+            Some(files) => file(&files, &request).await,
+            None => answer(&request, &env, &Context::new(context)).await.into_response(),
+        };
+        Ok(response.or_else(|error| broken(&error))?.into())
     })
+}
+
+/// The answer when the runtime made none.
+fn broken(error: &JsValue) -> Result<Response, JsValue> {
+    let request_id = request_id::next();
+    worker::console_error!("{request_id} no answer could be made: {error:?}");
+    let problem = Problem::new(Code::Unavailable, "the answer could not be made");
+    Reply::problem(problem, &request_id).finish(&request_id, &Cors::default()).into_response()
 }
 
 async fn answer(request: &Incoming, env: &Env, context: &Context) -> Reply {
@@ -73,6 +81,10 @@ fn files(request: &Incoming, env: &Env) -> Option<Fetcher> {
     let is_call = Route::of(&request.path).is_some();
     let is_read = matches!(request.method.as_str(), "GET" | "HEAD");
     (is_read && !is_call).then(|| env.service("ASSETS").ok()).flatten()
+}
+
+async fn file(files: &Fetcher, request: &Incoming) -> Result<Response, JsValue> {
+    Ok(files.fetch_request(request.raw().clone()?).await?.into())
 }
 
 async fn route(

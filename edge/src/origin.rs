@@ -1,6 +1,7 @@
 //! The one way to core: every call is built from nothing, signed, and bounded in time.
 
 use std::cell::{OnceCell, RefCell};
+use std::fmt;
 
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
@@ -114,8 +115,8 @@ impl Call<'_> {
                     return Ok(answer);
                 }
                 Err(Failure::Lost(why)) => {
-                    let now = clock::now()?;
-                    BREAKER.with_borrow_mut(|breaker| breaker.failed(now, Math::random()));
+                    let ended_at = clock::now()?;
+                    BREAKER.with_borrow_mut(|breaker| breaker.failed(now, ended_at, Math::random()));
                     worker::console_warn!("{} no answer from core: {why}", self.request_id);
                 }
                 Err(Failure::Distrusted(code)) => {
@@ -183,6 +184,12 @@ impl Call<'_> {
         set(SIGNATURE_HEADER, &signed.sign(&config.edge_key, now))?;
         Ok(headers)
     }
+}
+
+/// The problem of an answer that core should not have given. What is wrong with it is for the log.
+pub fn not_understood(why: &dyn fmt::Display) -> Problem {
+    worker::console_error!("core's answer was not understood: {why}");
+    Problem::new(Code::Unavailable, "core's answer was not understood")
 }
 
 fn lost(error: &JsValue) -> Failure {
@@ -254,9 +261,7 @@ impl Answer {
     }
 
     fn parse<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        serde_json::from_slice(&self.body).map_err(|error| {
-            Problem::new(Code::Unavailable, format!("core's answer was not understood: {error}"))
-        })
+        serde_json::from_slice(&self.body).map_err(|error| not_understood(&error))
     }
 
     /// The same answer for the browser, the request's id in it being the one that was sent to core.

@@ -43,12 +43,11 @@ pub struct Rates<'a> {
 }
 
 impl Rates<'_> {
-    /// Refuses an address that asks too often. Who has no address is not counted: on Cloudflare everybody has one.
+    /// Refuses an address that asks too often. All whose address cannot be told are counted as one: everybody has one,
+    /// unless the setting is wrong or somebody hides it.
     pub async fn check_address(&self, counted: Counted, address: Option<IpAddr>) -> Result<(), Problem> {
-        match address {
-            Some(address) => self.check(PER_ADDRESS, counted.key(&network(address))).await,
-            None => Ok(()),
-        }
+        let who = address.map_or_else(|| "unknown".to_owned(), network);
+        self.check(PER_ADDRESS, counted.key(&who)).await
     }
 
     /// Refuses a user who asks too often.
@@ -79,9 +78,10 @@ impl Rates<'_> {
     }
 }
 
-/// The client's address as Cloudflare's header gives it, or workerd, which tells its port, too.
+/// The client's address as Cloudflare's header gives it, or workerd, which tells its port, too. Of a list the last, which
+/// the nearest proxy has written: whoever asks may have written the others.
 pub fn parse_address(text: Option<&str>) -> Option<IpAddr> {
-    let text = text?.trim();
+    let text = text?.rsplit(',').next()?.trim();
     let peer = text.parse::<SocketAddr>().map(|peer| peer.ip());
     let address = peer.or_else(|_| text.parse()).ok()?;
     Some(address.to_canonical())
@@ -112,6 +112,8 @@ mod tests {
             ("192.0.2.1:39950", "192.0.2.1"),
             ("[::ffff:192.0.2.1]:44548", "192.0.2.1"),
             ("[2001:db8:1:2::1]:40350", "2001:db8:1:2::/64"),
+            ("203.0.113.9, 192.0.2.1", "192.0.2.1"),
+            ("who knows, 192.0.2.1", "192.0.2.1"),
         ] {
             assert_eq!(network(parse_address(Some(header)).unwrap()), counted, "{header}");
         }
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_none() {
-        for header in ["", "unknown", "192.0.2.1, 192.0.2.2", "192.0.2.256"] {
+        for header in ["", "unknown", "192.0.2.1,", "192.0.2.1, x", "192.0.2.256"] {
             assert_eq!(parse_address(Some(header)), None, "{header}");
         }
         assert_eq!(parse_address(None), None);

@@ -140,7 +140,7 @@ fn is_alike((name, value): &Header, (other_name, other_value): &Header) -> bool 
 }
 
 /// Which other origins' pages may read an answer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Cors<'a> {
     /// The allow-list.
     pub allowed: &'a [String],

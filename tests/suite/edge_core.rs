@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 use support::edge::World;
 use support::process::{Signal, signal_pid};
+use support::raw::Raw;
 use support::wait::holds;
 use support::{Reply, eventually};
 use tokio::sync::{MutexGuard, OnceCell};
@@ -158,6 +159,59 @@ fn stalled() {
         let at_once = seen.iter().filter(|seen| seen.reply.status == 503 && seen.took < ANSWER_MAX / 10);
         let at_once = at_once.count();
         assert!(at_once * 2 > unknown, "only {at_once} of {unknown} were spared the wait");
+    });
+}
+
+/// Who looks at a campaign that the edge does not know waits for another's call, and then not for one of their own, too.
+#[test]
+fn views_that_wait_for_a_stalled_core_are_answered_in_time() {
+    run_alone(async {
+        let world = world().await;
+        campaign(&world, "other").await;
+        signal_pid(world.core.pid(), Signal::STOP);
+        let looks = (0..8).map(|n| {
+            let world = &world;
+            async move {
+                tokio::time::sleep(Duration::from_millis(100 * n)).await;
+                let began = Instant::now();
+                let reply = world.view("unseen").await;
+                (reply, began.elapsed())
+            }
+        });
+        let seen = join_all(looks).await;
+        signal_pid(world.core.pid(), Signal::CONT);
+        for (reply, took) in seen {
+            assert!(took < ANSWER_MAX, "{took:?}");
+            assert_eq!(reply.refused(503, "unavailable").header("retry-after"), "1");
+        }
+        eventually(BACK_MAX, || async {
+            let reply = world.view("other").await;
+            holds(reply.status == 200, || reply.text())
+        })
+        .await;
+    });
+}
+
+/// What a browser has begun is brought to its end: nobody waits for what will never come.
+#[test]
+fn a_browser_that_leaves_keeps_nobody_waiting() {
+    run_alone(async {
+        let world = world().await;
+        world.core.create("left", json!({"total": 5})).await;
+        world.wire.delay_answers(Duration::from_millis(700));
+        let mut raw = Raw::connect(world.edge.listen).await;
+        raw.send(format!("GET /v1/campaigns/left HTTP/1.1\r\nHost: {}\r\n\r\n", world.edge.listen)).await;
+        eventually(BACK_MAX, || async {
+            let asked = !world.wire.said("GET /internal/v1/campaigns/left ").is_empty();
+            holds(asked, || "core was not asked".to_owned())
+        })
+        .await;
+        drop(raw);
+        let began = Instant::now();
+        let reply = world.view("left").await;
+        world.wire.delay_answers(Duration::ZERO);
+        let _ = reply.expect(200);
+        assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
     });
 }
 

@@ -14,6 +14,10 @@ use super::edge::{open_world, run_alone};
 const CROWD: usize = 10_000;
 const CONNECTIONS: usize = 64;
 const TOTAL: usize = 100;
+/// Two snapshots of one campaign are asked for at least so far apart.
+const APART_MS_MIN: u128 = 300;
+/// For so long a campaign that core does not know stays unknown.
+const UNKNOWN_MS: u128 = 1_000;
 
 fn passed_on(world: &World, line: &str) -> usize {
     world.wire.said(line).iter().map(|text| text.matches(line).count()).sum()
@@ -77,8 +81,7 @@ fn of_ten_thousand_views_core_sees_a_few_snapshots() {
         let (took, asked) = (began.elapsed(), passed_on(world, line) - before);
         println!("{RUNTIME:?}: {CROWD} views in {took:.1?}: core was asked {asked} times");
         assert_eq!(statuses, BTreeMap::from([(200, CROWD / 2), (304, CROWD / 2)]));
-        // One at the beginning, and the next ones half a second apart at least.
-        let most = 2 + took.as_millis() / 500;
+        let most = 2 + took.as_millis() / APART_MS_MIN;
         assert!(u128::try_from(asked).unwrap() <= most, "{asked} snapshots in {took:?}");
     });
 }
@@ -92,7 +95,7 @@ fn a_cold_edge_asks_for_a_campaign_once_however_many_look() {
         let looks = stream::iter(0..200).map(|_| world.view("cold")).buffer_unordered(200);
         let began = Instant::now();
         let statuses: Vec<u16> = looks.map(|reply| reply.status).collect().await;
-        let most = 1 + began.elapsed().as_millis() / 500;
+        let most = 1 + began.elapsed().as_millis() / APART_MS_MIN;
         assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
         let asked = passed_on(world, line);
         assert!(u128::try_from(asked).unwrap() <= most, "{asked} snapshots for 200 who look at once");
@@ -104,13 +107,16 @@ fn made_up_campaigns_reach_core_once_each() {
     run_alone(async {
         let world = open_world().await;
         let before = passed_on(world, "/internal/v1/campaigns/made-up-");
-        for _ in 0..3 {
-            for n in 0..20 {
+        let mut most = 0;
+        for n in 0..20 {
+            let began = Instant::now();
+            for _ in 0..3 {
                 let _ = world.view(&format!("made-up-{n}")).await.refused(404, "campaign_not_found");
             }
+            most += 1 + began.elapsed().as_millis() / UNKNOWN_MS;
         }
         let asked = passed_on(world, "/internal/v1/campaigns/made-up-") - before;
-        assert!(asked <= 40, "20 made-up ids were asked for {asked} times within a moment");
+        assert!(u128::try_from(asked).unwrap() <= most, "20 made-up ids were asked for {asked} times");
         // Without a token core is not even asked what the campaign is.
         let request = world.request("POST", "/v1/campaigns/made-up-claim/claims").json(&json!({}));
         let _ = world.send(request).await.refused(401, "unauthenticated");

@@ -333,7 +333,9 @@ async fn refused_or_cut(world: &World, (what, bytes): (&str, String)) {
     raw.finish().await;
     let answer = raw.read_to_end().await;
     let code = status(&answer);
-    assert!(code.is_none_or(|code| (400..=501).contains(&code)), "{what}: {code:?}");
+    // A method that the runtime itself does not know is 501: the request never comes to the Worker.
+    let is_refused = |code| (400..500).contains(&code) || (code == 501 && what == "unknown method");
+    assert!(code.is_none_or(is_refused), "{what}: {code:?}");
     let _ = world.send(world.request("GET", "/livez")).await.expect(200);
 }
 

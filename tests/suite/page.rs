@@ -110,19 +110,23 @@ fn limits() -> Value {
 fn it_opens_by_itself_and_the_claim_stays_the_same() {
     in_browser("it_opens_by_itself_and_the_claim_stays_the_same", async {
         let world = page_world().await;
+        let page = Browser::open("page-opens", PHONE).await;
         let starts_at = from_now(12);
         let rules = json!({"id": "page-opens", "name": "Launch day", "starts_at": starts_at, "ends_at": from_now(9000),
             "time_zone": "Asia/Shanghai", "limits": limits()});
         world.core.create_with(rules).await;
-        let page = Browser::open("page-opens", PHONE).await;
+        // The page's first look at the server's clock is to be a quick one.
+        let _ = world.view("page-opens").await.expect(200);
         // A browser whose clock is an hour ahead: only the server's clock must count.
         let clock = "const real = Date.now; Date.now = () => real() + 3600000;";
         page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": clock})).await;
         page.goto(&world.edge.url("/?campaign=page-opens")).await;
         page.until(PHASE, "scheduled").await;
         assert_eq!(page.eval(BUTTON).await, true);
+        let asked_ms = now_ms();
         let left = page.eval("+document.getElementById('countdown').dataset.seconds").await.as_i64().unwrap();
-        assert!((ms(&starts_at) - now_ms() - left * 1000).abs() < 1500, "{left} s left");
+        let (most_ms, least_ms) = (ms(&starts_at) - asked_ms, ms(&starts_at) - now_ms());
+        assert!((least_ms - 1500..=most_ms + 1500).contains(&(left * 1000)), "{left} s left");
         page.picture("1-before").await;
         page.until(BUTTON, false).await;
         // To half of the slowest answer the page knows the server's clock; who is a blink early asks once more.
@@ -557,7 +561,9 @@ fn who_is_too_fast_is_told_how_long_to_wait() {
                     world.claim_request("page-fast", &user).header("CF-Connecting-IP", "192.0.2.77");
                 world.send(request.header("Idempotency-Key", format!("k-{n}")))
             });
-            assert!(join_all(many).await.iter().any(|reply| reply.status == 429));
+            if !join_all(many).await.iter().any(|reply| reply.status == 429) {
+                continue;
+            }
             press_anyway(&page).await;
             page.until(&format!("{CODE} !== ''"), true).await;
             if page.eval(CODE).await == "rate_limited" {
@@ -579,7 +585,7 @@ fn a_claim_that_stands_no_more_is_said_so() {
     in_browser("a_claim_that_stands_no_more_is_said_so", async {
         let world = page_world().await;
         world.core.create("page-returned", limits()).await;
-        let rules = json!({"id": "page-held", "name": "Held", "starts_at": from_now(-60), "limits": limits(), "hold_seconds": 4});
+        let rules = json!({"id": "page-held", "name": "Held", "starts_at": from_now(-60), "limits": limits(), "hold_seconds": 8});
         world.core.create_with(rules).await;
         let page = visit(&world, "page-held", "").await;
         page.until(BUTTON, false).await;

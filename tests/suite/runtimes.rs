@@ -117,6 +117,7 @@ fn plain_workerd_does_not_start_with_a_limit_that_is_none() {
 #[test]
 fn plain_workerd_counts_the_peer_unless_told_otherwise() {
     EXECUTOR.block_on(async {
+        let _turn = TURN.read().await;
         let limits = [("CLIENT_ADDRESS", ""), ("RATE_PER_ADDRESS_LIMIT", "3"), ("RATE_PERIOD_S", "60")];
         let world = World::start(Runtime::Workerd, "peer", "production", &limits).await;
         world.core.create("peer", json!({})).await;
