@@ -206,7 +206,7 @@ fn a_browser_that_leaves_keeps_nobody_waiting() {
             holds(asked, || "core was not asked".to_owned())
         })
         .await;
-        drop(raw);
+        raw.reset();
         let began = Instant::now();
         let reply = world.view("left").await;
         world.wire.delay_answers(Duration::ZERO);

@@ -32,6 +32,11 @@ impl Raw {
         let _ = self.0.shutdown().await;
     }
 
+    /// Goes away at once, without a word of farewell.
+    pub fn reset(self) {
+        self.0.set_zero_linger().expect("a connection");
+    }
+
     /// Everything until the other side closes or resets; fails the test when it does neither.
     pub async fn read_to_end(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
