@@ -250,6 +250,7 @@ impl Client {
     }
 
     fn run(&mut self, pace: Pace) -> anyhow::Result<Tally> {
+        self.sent = 0;
         let started = Instant::now();
         let length = match pace {
             Pace::Closed(length) | Pace::Open(_, length) => length,

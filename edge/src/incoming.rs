@@ -1,4 +1,4 @@
-//! The request as it came in. Each look at it is a call out of the Worker's own code, so each is made once, when needed.
+//! The request as it came in. Each look at it is a call out of the Worker's own code, so none is made before it is needed.
 
 use wasm_bindgen::{JsValue, intern};
 use web_sys::{Headers, Request};
@@ -39,7 +39,7 @@ impl Incoming {
         Ok(Uint8Array::new(&buffer).to_vec())
     }
 
-    /// Says that the body will not be read. Without that a proxy in between may wait for its end, which may never come.
+    /// Says that a body which has no end, or too much of one, will not be read: a proxy in between would wait for its end.
     pub fn refuse_body(&self) {
         if let Some(body) = self.raw.body() {
             // What becomes of it is no matter any more.

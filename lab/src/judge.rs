@@ -36,6 +36,11 @@ fn of_round(row: &Row, cell: &Cell, round: &Round) -> Option<String> {
     if exact && round.undersold() > 0 {
         return Some(format!("undersold by {}", round.undersold()));
     }
+    let is_contest = matches!(cell.kind, Kind::Contest { .. });
+    if exact && is_contest && round.undecided > 0 && round.granted_units < round.stock {
+        let (granted, undecided) = (round.granted_units, round.undecided);
+        return Some(format!("granted {granted} of {} in time, {undecided} still waiting", round.stock));
+    }
     if never_over && !round.store_agrees() {
         let (granted, left) = (round.granted_units, round.left);
         return Some(format!("callers were granted {granted} of {}, the store has {left} left", round.stock));

@@ -3,6 +3,7 @@
 //! Exit status: 0 when each strategy did what it is known to do, good or bad; 1 when one did not, or the run failed;
 //! 2 wrong usage.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -109,7 +110,7 @@ fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
 #[allow(clippy::print_stdout)] // what was asked for
 fn list() {
     for one in STRATEGIES {
-        println!("{:>2}  {:<22} {}: {}", one.row, one.name, one.expectation, one.how);
+        println!("{:>2}  {:<22} {}: {}", one.row, one.name, one.known_to_be(), one.how);
     }
 }
 
@@ -124,9 +125,7 @@ async fn run_or_stop(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
-        result = tokio::time::timeout(TIME_MAX, run(cli, wanted)) => {
-            result.with_context(|| format!("not done within {TIME_MAX:?}"))?
-        }
+        result = run(cli, wanted) => result,
         _ = interrupt.recv() => anyhow::bail!("interrupted"),
         _ = terminate.recv() => anyhow::bail!("told to stop"),
     }
@@ -135,8 +134,8 @@ async fn run_or_stop(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<
 async fn run(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
     let plan = Plan {
         stock: cli.stock,
-        contenders: cli.contenders.clone(),
-        tasks: cli.tasks.clone(),
+        contenders: sorted(&cli.contenders),
+        tasks: sorted(&cli.tasks),
         rounds: cli.rounds,
         cut: Duration::from_secs(2),
         hot: Duration::from_millis(200),
@@ -144,18 +143,42 @@ async fn run(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
     };
     let (started, load_before) = (Instant::now(), load_average());
     let servers = Servers::start().await?;
-    let mut rows = Vec::new();
+    let (mut rows, mut failures) = (Vec::new(), Vec::new());
     for (done, strategy) in wanted.iter().enumerate() {
         progress(started, done, wanted.len(), strategy.title);
-        let row = measure::run(&servers, strategy, &plan).await;
-        rows.push(row.with_context(|| format!("{} {}", strategy.row, strategy.title))?);
+        let left = TIME_MAX.saturating_sub(started.elapsed());
+        match tokio::time::timeout(left, measure::run(&servers, strategy, &plan)).await {
+            Ok(Ok(row)) => rows.push(row),
+            // The others are worth knowing all the same.
+            Ok(Err(error)) => failures.push(Failure { strategy, why: format!("{error:#}") }),
+            Err(_) => failures.push(Failure { strategy, why: format!("not done within {TIME_MAX:?}") }),
+        }
     }
     progress(started, wanted.len(), wanted.len(), "done");
     let mut machine = machine(&servers, &plan, started.elapsed()).await?;
     machine["load_average"] = json!({ "before": load_before, "after": load_average() });
+    machine["failed"] = failures.iter().map(Failure::to_string).collect();
     write(&cli.out, &rows, &machine)?;
-    print(&rows, &cli.out);
-    Ok(rows.iter().all(|row| judge::complaints(row).is_empty()))
+    print(&rows, &failures, &cli.out);
+    Ok(failures.is_empty() && rows.iter().all(|row| judge::complaints(row).is_empty()))
+}
+
+/// A strategy that came to no end.
+struct Failure {
+    strategy: &'static Strategy,
+    why: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.strategy.row, self.strategy.title, self.why)
+    }
+}
+
+fn sorted(counts: &[usize]) -> Vec<usize> {
+    let mut counts = counts.to_vec();
+    counts.sort_unstable();
+    counts
 }
 
 /// A line of progress, with a guess at the time left.
@@ -202,7 +225,7 @@ fn write(out: &Path, rows: &[Row], machine: &Value) -> anyhow::Result<()> {
 }
 
 #[allow(clippy::print_stdout)] // the lab's answer
-fn print(rows: &[Row], out: &Path) {
+fn print(rows: &[Row], failures: &[Failure], out: &Path) {
     println!("{}\n\n{}\n\n{}", report::verdicts(rows), report::costs(rows), report::LEGEND);
     let findings = report::findings(rows);
     if !findings.is_empty() {
@@ -212,6 +235,9 @@ fn print(rows: &[Row], out: &Path) {
         for complaint in judge::complaints(row) {
             println!("\nNOT AS EXPECTED: {} {}: {complaint}", row.strategy.row, row.strategy.title);
         }
+    }
+    for failure in failures {
+        println!("\nNOT AS EXPECTED: {failure}");
     }
     println!("\n{0}/report.json, {0}/report.html", out.display());
 }

@@ -311,6 +311,12 @@ impl Strategy {
         Self { instances: 1, ..self }
     }
 
+    /// What it is known to do, crashes included.
+    pub fn known_to_be(&self) -> String {
+        let stuck = if self.stuck_after_crash { " until a crash, then stuck" } else { "" };
+        format!("{}{stuck}", self.expectation)
+    }
+
     /// Its fault needs a slow holder.
     #[must_use]
     pub const fn with_slow_holders(self) -> Self {

@@ -27,8 +27,6 @@ pub struct Meter {
     pub retries: Count,
     /// Locks freed that were another's.
     pub wrong_releases: Count,
-    /// Writes that a fencing token kept out.
-    pub fenced: Count,
     /// Calls that claimgate's lock would have made had every lock been free: more calls are tries again.
     pub lease_calls: Count,
     /// Times a stock was loaded.

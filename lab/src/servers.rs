@@ -85,7 +85,8 @@ impl Servers {
     /// Connections that others than this watcher hold, to Redis and to PostgreSQL.
     pub async fn connections(&self) -> anyhow::Result<(u64, u64)> {
         let list: String = self.ask(&["CLIENT", "LIST"]).await?;
-        let count = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = 'lab' AND pid <> pg_backend_pid()";
+        let count = "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = 'lab' \
+                     AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
         let sql: i64 = sqlx::query_scalar(count).fetch_one(&self.sql).await?;
         Ok((list.lines().count() as u64 - 1, sql.unsigned_abs()))
     }

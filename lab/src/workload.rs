@@ -102,7 +102,7 @@ pub struct Round {
     pub in_sql: Option<i64>,
     /// How long it took.
     pub seconds: f64,
-    /// How long each answer took, in milliseconds, sorted.
+    /// How long each has waited for an answer, or for none, in milliseconds, sorted.
     pub waits_ms: Vec<f64>,
     /// Round trips.
     pub trips: u64,
@@ -155,10 +155,8 @@ impl Round {
                 self.gave_up += 1;
                 self.refuse(answer.quantity);
             }
-            Err(StockError::TimedOut) => {
-                self.undecided += 1;
-                return;
-            }
+            // It has waited for so long at least.
+            Err(StockError::TimedOut) => self.undecided += 1,
             Err(error) => {
                 self.failed.0 += 1;
                 self.failed.1.get_or_insert_with(|| error.to_string());

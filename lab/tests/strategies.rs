@@ -21,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 fn plan() -> Plan {
     Plan {
-        stock: 40,
-        contenders: vec![80],
+        stock: 100,
+        contenders: vec![200],
         tasks: vec![4],
         rounds: 1,
         cut: Duration::from_secs(5),
@@ -95,6 +95,10 @@ async fn a_promise_not_kept_is_told() {
         let complaints = judge::complaints(&row);
         assert!(complaints.iter().any(|one| one.contains(told)), "{name} as {expectation}: {complaints:?}");
     }
+    let known = named(&["conditional_update".to_owned()]).unwrap()[0];
+    let strategy: &'static Strategy = Box::leak(Box::new(known.per_user(PerUser::Once)));
+    let complaints = judge::complaints(&measure::run(&servers, strategy, &plan()).await.unwrap());
+    assert!(complaints.iter().any(|one| one.contains("users got more")), "{complaints:?}");
     let known = named(&["row_lock".to_owned()]).unwrap()[0];
     let strategy: &'static Strategy = Box::leak(Box::new(known.stuck_after_crash()));
     let complaints = judge::complaints(&measure::run(&servers, strategy, &plan()).await.unwrap());
@@ -132,6 +136,25 @@ async fn a_lock_without_expiry_stays_with_its_crashed_holder() {
     drop(managers[0].hold(&Attempt::new("crashed", 1, PATIENCE)).await.unwrap());
     let next = managers[1].reduce(&Attempt::new("next", 1, Duration::from_millis(300))).await;
     assert!(matches!(next, Err(StockError::TimedOut)), "{next:?}");
+}
+
+/// Each of the three limits is named by the one that refuses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_limits_are_told_apart() {
+    let servers = Servers::start().await.unwrap();
+    let (apps, key) = (App::start_all(&servers.addresses, 1).unwrap(), unique().unwrap());
+    let manager =
+        named(&["script_limits".to_owned()]).unwrap()[0].managers(&apps, &key).await.unwrap().remove(0);
+    manager.init(4).await.unwrap();
+    let tries = async |user| manager.reduce(&Attempt::new(user, 3, PATIENCE)).await.unwrap();
+    assert_eq!(tries("alice").await, Reduced::Taken);
+    assert_eq!(tries("alice").await, Reduced::Limited("user per day"));
+    let day = claimgate_core::clock::now().as_ms() / 86_400_000;
+    let mut tomorrow = ::redis::cmd("DEL");
+    tomorrow.arg(format!("lab:{{{key}}}:users:{day}"));
+    apps[0].redis.ask::<()>(&tomorrow).await.unwrap();
+    assert_eq!(tries("alice").await, Reduced::Limited("user"));
+    assert_eq!(tries("bob").await, Reduced::SoldOut);
 }
 
 /// A full queue pushes back: who finds no place in time is not told that they have won, and nothing was taken for them.

@@ -216,6 +216,28 @@ fn a_browser_that_leaves_keeps_nobody_waiting() {
 }
 
 #[test]
+fn the_log_names_nobody() {
+    run_alone(async {
+        let world = world().await;
+        campaign(&world, "logged").await;
+        world.wire.lose_all_answers(true);
+        let claim = world.claim_request("logged", "alice").header("CF-Connecting-IP", "203.0.113.77");
+        let refused = world.send(claim).await;
+        world.wire.lose_all_answers(false);
+        let _ = refused.refused(503, "unavailable");
+        eventually(BACK_MAX, || async {
+            holds(world.edge.log().contains("no answer from core"), || world.edge.log())
+        })
+        .await;
+        let log = world.edge.log();
+        // "eyJ": how every token begins.
+        for secret in ["eyJ", "203.0.113.77", "Bearer"] {
+            assert!(!log.contains(secret), "{secret} is in the log:\n{log}");
+        }
+    });
+}
+
+#[test]
 fn slow() {
     run_alone(async {
         let world = world().await;

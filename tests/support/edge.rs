@@ -266,6 +266,7 @@ impl Runtime {
 pub struct Edge {
     /// Where it listens.
     pub listen: SocketAddr,
+    log: PathBuf,
     _process: Leashed,
 }
 
@@ -295,7 +296,12 @@ impl Edge {
             }
         })
         .await;
-        Self { listen, _process: process }
+        Self { listen, log, _process: process }
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// A URL of the edge.

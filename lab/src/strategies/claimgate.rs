@@ -3,7 +3,7 @@
 //! Exact. One script decides like the others here, for up to 256 claims a call, and remembers each grant: the same key again
 //! is the same claim, and the outbox brings it to SQL. Costs one trip for as many as wait; what it does more than a plain
 //! script (replay, window, days, epoch, outbox) costs Redis time, which the batches save again. Each instance has a core, with a
-//! drain of its own into PostgreSQL. What breaks it is said in the product's README, by set-up.
+//! drain of its own into PostgreSQL, most of whose work falls after the clock has stopped. What breaks it is said in the product's README, by set-up.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -104,6 +104,8 @@ impl Claimgate {
         let product = self.product().await?;
         let campaign = product.archive.campaign(&self.id).await.map_err(StockError::set_up)?;
         let known = product.campaigns.learn(campaign.ok_or(StockError::Missing)?);
+        // Another instance has laid it down: this one's drain is to read it, too.
+        known.trust();
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&known));
         Ok(known)
     }

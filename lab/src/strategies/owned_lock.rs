@@ -2,8 +2,9 @@
 //! with jitter, and a fencing token.
 //!
 //! Exact. The lock alone would not be: a holder slower than its lease goes on writing. So each holder gets a number higher
-//! than all before, and the write carries it: the stock refuses a lower one than it has seen. That needs a store that can
-//! compare, and then the lock only saves work. A crash costs the rest of the lease.
+//! than all before, and read and write carry it: the stock refuses a lower one than it has seen. The read, too, or a late
+//! write could come between another's read and write. That needs a store that can compare, and then the lock only saves
+//! work. A crash costs the rest of the lease.
 //! Costs 4 trips for a grant, and one for each look at the lock.
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub const LEASE: Duration = Duration::from_secs(1);
 const ACQUIRE: &str = include_str!("owned_lock_acquire.lua");
 /// Deletes a lock if it is the caller's.
 pub const RELEASE: &str = include_str!("owned_lock_release.lua");
+const READ: &str = include_str!("owned_lock_read.lua");
 const WRITE: &str = include_str!("owned_lock_write.lua");
 
 /// The lock by itself.
@@ -94,14 +96,15 @@ impl Lock {
 #[derive(Debug)]
 pub struct OwnedLock {
     lock: Lock,
-    /// Hash: units, and the highest token that has written.
+    /// Hash: units, and the highest token that has read or written.
     stock: String,
+    read: Script,
     write: Script,
 }
 
 impl OwnedLock {
     async fn work(&self, holder: &Holder, attempt: &Attempt) -> Result<Reduced> {
-        let left = self.get().await? - i64::from(attempt.quantity);
+        let left = self.read(holder).await? - i64::from(attempt.quantity);
         if left < 0 {
             return Ok(Reduced::SoldOut);
         }
@@ -109,11 +112,19 @@ impl OwnedLock {
         Ok(Reduced::Taken)
     }
 
+    async fn read(&self, holder: &Holder) -> Result<i64> {
+        let mut call = self.read.prepare_invoke();
+        call.key(&self.stock).arg(holder.token);
+        match self.lock.app.redis.run::<Option<i64>>(&call).await? {
+            Some(-1) => Err(StockError::LockLost),
+            units => units.ok_or(StockError::Missing),
+        }
+    }
+
     async fn write(&self, holder: &Holder, units: i64) -> Result<()> {
         let mut call = self.write.prepare_invoke();
         call.key(&self.stock).arg(holder.token).arg(units);
         if self.lock.app.redis.run::<i64>(&call).await? == 0 {
-            self.lock.app.meter.fenced.add(1);
             return Err(StockError::LockLost);
         }
         Ok(())
@@ -123,7 +134,7 @@ impl OwnedLock {
 impl StockManager for OwnedLock {
     async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
         let stock = format!("lab:{{{key}}}:stock");
-        Ok(Self { lock: Lock::new(app, key), stock, write: Script::new(WRITE) })
+        Ok(Self { lock: Lock::new(app, key), stock, read: Script::new(READ), write: Script::new(WRITE) })
     }
 
     async fn init(&self, stock: u32) -> Result<()> {
@@ -145,8 +156,11 @@ impl StockManager for OwnedLock {
 
     async fn give_back(&self, attempt: &Attempt) -> Result<()> {
         let holder = self.lock.acquire(attempt.deadline).await?;
-        let units = self.get().await? + i64::from(attempt.quantity);
-        let given = self.write(&holder, units).await;
+        let given = async {
+            let units = self.read(&holder).await? + i64::from(attempt.quantity);
+            self.write(&holder, units).await
+        };
+        let given = given.await;
         self.lock.release(&holder).await?;
         given
     }
@@ -169,13 +183,15 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     slow.init(10).await?;
     let attempt = Attempt::new("quick", 1, LEASE * 5);
     let late = slow.lock.acquire(attempt.deadline).await?;
+    let left = slow.read(&late).await?;
     // As if the lease had run out while the holder slept.
     slow.lock.app.redis.ask::<()>(cmd("DEL").arg(&slow.lock.name)).await?;
-    quick.reduce(&attempt).await?;
     let next = quick.lock.acquire(attempt.deadline).await?;
-    let written = slow.write(&late, 9).await;
+    let left_then = quick.read(&next).await?;
+    let written = slow.write(&late, left - 1).await;
     slow.lock.release(&late).await?;
     let holds: Option<String> = slow.lock.app.redis.ask(cmd("GET").arg(&slow.lock.name)).await?;
+    quick.write(&next, left_then - 1).await?;
     quick.lock.release(&next).await?;
     if !matches!(written, Err(StockError::LockLost)) || slow.get().await? != 9 {
         return Err(StockError::Inconsistent("a late holder's write came through".to_owned()));

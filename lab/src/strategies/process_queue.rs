@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::timeout_at;
 
 use crate::app::{Addresses, App};
 use crate::backoff::unique;
@@ -92,7 +92,8 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
         let attempt = Attempt::new(&format!("u{number}"), 1, Duration::from_secs(5));
         callers.spawn(async move { manager.reduce(&attempt).await });
     }
-    sleep(Duration::from_millis(2)).await;
+    // The first one has its answer: of the others all but a few wait.
+    callers.join_next().await;
     manager.worker.abort();
     let answers = callers.join_all().await;
     let died = answers.iter().filter(|answer| matches!(answer, Err(StockError::Stopped))).count();
