@@ -108,23 +108,26 @@ thread_local! {
 
 /// `headers` as the runtime's own, for the next response to be made of, which copies them. Most values stand in this
 /// program and come in few sets; each set is made only once, as header by header they would cost more than all else of a
-/// refusal. The other values are written over each time.
+/// refusal. The other values are written over when they are others.
 fn runtime_headers(headers: &[Header]) -> Result<Headers, JsValue> {
     let set = |known: &Headers, (name, value): &Header| known.set(intern(name), value);
     KNOWN.with_borrow_mut(|all| {
-        let is_known = |(set, _): &&(Vec<Header>, Headers)| {
-            set.len() == headers.len() && set.iter().zip(headers).all(|(one, other)| is_alike(one, other))
+        let is_known = |(made, _): &&mut (Vec<Header>, Headers)| {
+            made.len() == headers.len() && made.iter().zip(headers).all(|(one, other)| is_alike(one, other))
         };
-        let known = if let Some((_, known)) = all.iter().find(is_known) {
-            known.clone()
-        } else {
-            let known = Headers::new()?;
-            headers.iter().try_for_each(|header| set(&known, header))?;
-            all.push((headers.to_vec(), known.clone()));
-            return Ok(known);
-        };
-        let mut own = headers.iter().filter(|(_, value)| matches!(value, Cow::Owned(_)));
-        own.try_for_each(|header| set(&known, header))?;
+        if let Some((made, known)) = all.iter_mut().find(is_known) {
+            for (last, header) in made.iter_mut().zip(headers) {
+                // Of some, such as Retry-After, many answers in a row have the same.
+                if matches!(&header.1, Cow::Owned(value) if *value != last.1) {
+                    set(known, header)?;
+                    last.1.clone_from(&header.1);
+                }
+            }
+            return Ok(known.clone());
+        }
+        let known = Headers::new()?;
+        headers.iter().try_for_each(|header| set(&known, header))?;
+        all.push((headers.to_vec(), known.clone()));
         Ok(known)
     })
 }
