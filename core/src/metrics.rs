@@ -59,7 +59,7 @@ pub fn batch(claims: usize) {
 }
 
 /// Looked up once, since each claim comes by; first used after the recorder was installed.
-static SECONDS: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION_SECONDS));
+static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION_SECONDS));
 
 /// A decision, `None` when the claim was put off, after so long.
 pub fn decided(decision: Option<&Decision>, after: Duration) {
@@ -71,7 +71,7 @@ pub fn decided(decision: Option<&Decision>, after: Duration) {
         None => "put_off",
     };
     counter!(DECISIONS, "result" => result).increment(1);
-    SECONDS.record(after);
+    DECIDED_AFTER.record(after);
 }
 
 /// A claim refused as sold out, for which Redis was not asked.

@@ -44,8 +44,9 @@ thread_local! {
 /// Answers a request that the assets have not answered. Not worker's `event(fetch)`, which makes a promise of every answer.
 #[wasm_bindgen]
 pub fn fetch(raw: Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
-    let keeper: worker_sys::Context = JsValue::clone(context.as_ref()).unchecked_into();
-    eager::eagerly(&keeper, async move {
+    // The answer takes the context along, and is itself kept by it.
+    let kept_by: worker_sys::Context = JsValue::clone(context.as_ref()).unchecked_into();
+    eager::eagerly(&kept_by, async move {
         let request = Incoming::new(raw);
         let response = match files(&request, &env) {
             Some(files) => file(&files, &request).await,
