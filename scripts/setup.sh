@@ -56,8 +56,13 @@ packages_get() {
     fi
     # shellcheck disable=SC2086 # a list of words
     apt_install $packages
+    # `disable` edits links alone; `--now` asks systemd, which is installed without running in most containers.
+    local now=
+    if [ -d /run/systemd/system ]; then now=--now; fi
     for service in redis-server postgresql; do
-        if has systemctl && [[ " $packages" == *" $service "* ]]; then as_root systemctl disable --now $service; fi
+        if has systemctl && [[ " $packages" == *" $service "* ]]; then
+            as_root systemctl disable ${now:+"$now"} "$service"
+        fi
     done
 }
 
