@@ -1,7 +1,7 @@
 -- change: applies a version of a campaign's rules, unless a newer one is there. Counts from the next decision on.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-3 as in prelude.lua, 4 version, then field and value of the campaign's hash, in turn
+-- ARGV  1-5 as in prelude.lua, 6 version, then field and value of the campaign's hash, in turn
 --
 -- Replies
 --   {'changed'}
@@ -10,6 +10,6 @@
 
 local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
-if campaign.version > tonumber(ARGV[4]) then return { 'newer' } end
-redis.call('HSET', KEYS[1], unpack(ARGV, 5))
+if campaign.version > tonumber(ARGV[6]) then return { 'newer' } end
+redis.call('HSET', KEYS[1], unpack(ARGV, 7))
 return { 'changed' }

@@ -2,11 +2,12 @@
 -- or nothing. An empty list is a sweep: it only gives back.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-3 as in prelude.lua, 4 bound of the backlog (events), 5 the claims, one behind the other:
+-- ARGV  1-5 as in prelude.lua, 6 bound of the backlog (events), 7 the claims, one behind the other:
 --       user (length 1), digest 16, quantity 4
 --
 -- Replies
---   {'not_ready', why}    why: missing | layout | epoch | loading | behind | sentinel | days
+--   {'not_ready', why}    why: missing | layout | register | loading | suspended | epoch | replication | behind |
+--                           sentinel | days
 --   {'decided', now ms, version, events so far, total or -1, 1 if more holds are due else 0,
 --    sequence and units taken before the first of these claims, expires at ms of the claims held here or 0, answers}
 --
@@ -45,7 +46,7 @@ if now >= campaign.days_until then return { 'not_ready', 'days' } end
 -- The due holds come first in these lists, then the claims.
 local user_ids, digests = due_holds(now)
 local quantities, due = {}, #user_ids
-local packed, at, count = ARGV[5], 1, due
+local packed, at, count = ARGV[7], 1, due
 while at <= #packed do
   count = count + 1
   user_ids[count], digests[count], quantities[count], at = struct.unpack('>I1c0c16I4', packed, at)
@@ -58,7 +59,7 @@ for i = 1, due do
   expire_hold(work, user_id, records[user_id] or read[i], digests[i])
 end
 
-local sequence, taken, room = campaign.sequence, campaign.taken, tonumber(ARGV[4]) - campaign.backlog
+local sequence, taken, room = campaign.sequence, campaign.taken, tonumber(ARGV[6]) - campaign.backlog
 local closed_now, more_due, today = closed(campaign, now), due == DUE_MAX, day_at(campaign.days, now)
 local status, expires_at = GRANTED, 0
 if campaign.hold_ms then status, expires_at = HELD, now + campaign.hold_ms end
@@ -90,13 +91,11 @@ local function share(quantity, day)
 end
 
 -- A user's record with one claim more; the oldest beyond eight moves out to `claims`.
-local function with_claim(record, claim)
+local function with_claim(user_id, record, claim)
   record = record .. claim
   if #record <= HEADER + INLINE_MAX * CLAIM then return record end
   local oldest = string.sub(record, HEADER + 1, HEADER + CLAIM)
-  local digest = string.sub(oldest, 1, DIGEST)
-  work.moved[digest] = oldest
-  append(work.claims, digest, oldest)
+  move_out(work, user_id, string.sub(oldest, 1, DIGEST), oldest)
   return string.sub(record, 1, HEADER - 1) .. code(1) .. string.sub(record, HEADER + CLAIM + 1)
 end
 
@@ -107,7 +106,7 @@ local function grant(user_id, record, digest, quantity, day)
   local claim = digest .. struct.pack('>I5', sequence) .. shared_part
   if record then
     local moved = string.byte(record, HEADER)
-    record = with_claim(with_counters(record, day, used[1] + quantity, used[2] + quantity, moved), claim)
+    record = with_claim(user_id, with_counters(record, day, used[1] + quantity, used[2] + quantity, moved), claim)
   else
     record = first_counters .. claim
   end

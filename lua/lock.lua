@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- lock: a lease on a name. For saving work, never for correctness: what is written under it carries its token.
 --
 -- KEYS  1 lock (hash: owner, depth, token; expires with the lease)   2 the last token given (never expires)

@@ -4,7 +4,7 @@
 -- under memory pressure before it writes anything) is always the first line.
 --
 -- KEYS  1 campaign (hash)   2 users (hash)   3 claims (hash)   4 holds (zset)   5 outbox (stream)
--- ARGV  1 layout   2 epoch   3 floor of the events   then the script's own
+-- ARGV  1 layout   2 epoch   3 floor of the events   4 register id   5 the server's replication id   then the script's own
 --
 -- Numbers are whole, at most 2^53. Bytes are big endian.
 --   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
@@ -14,7 +14,7 @@
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs.
 
-local LAYOUT = '2'
+local LAYOUT = '3'
 local HEADER, CLAIM, DIGEST = 14, 42, 16
 local INLINE_MAX = 8
 local DUE_MAX = 256
@@ -27,16 +27,20 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The campaign as this script may act on it, or nil and why not: anything missing, of another epoch or with fewer
--- events (grants, confirmations, returns, expiries) than the caller knows of means that counters cannot be trusted.
+-- The campaign as this script may act on it, or nil and why not: anything missing, of another register, epoch or history
+-- of replication, or with fewer events (grants, confirmations, returns, expiries) than the caller knows of, means that
+-- counters cannot be trusted.
 local function open_campaign()
   local f = redis.call('HMGET', KEYS[1], 'layout', 'epoch', 'sequence', 'taken', 'switch', 'starts_at', 'ends_at',
-    'total', 'per_user', 'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events')
+    'total', 'per_user', 'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events',
+    'register_id', 'replication_id')
   if not f[1] then return nil, 'missing' end
   if f[1] ~= LAYOUT or ARGV[1] ~= LAYOUT then return nil, 'layout' end
+  if f[18] ~= ARGV[4] then return nil, 'register' end
+  if f[5] == 'loading' or f[5] == 'suspended' then return nil, f[5] end
   local epoch = f[2]
   if epoch ~= ARGV[2] then return nil, 'epoch' end
-  if f[5] == 'loading' then return nil, 'loading' end
+  if f[19] ~= ARGV[5] then return nil, 'replication' end
   if tonumber(f[17]) < tonumber(ARGV[3]) then return nil, 'behind' end
   if redis.call('HGET', KEYS[2], '.') ~= epoch or redis.call('HGET', KEYS[3], '.') ~= epoch
     or redis.call('ZSCORE', KEYS[4], '.') ~= '-' .. epoch
@@ -125,7 +129,9 @@ local function read_records(work, user_ids, digests)
       apart[#apart + 1] = digests[i]
     end
   end
-  for i, record in ipairs(read_fields(KEYS[3], apart)) do work.moved[apart[i]] = record end
+  for i, moved in ipairs(read_fields(KEYS[3], apart)) do
+    work.moved[apart[i]] = moved and string.sub(moved, 1, CLAIM)
+  end
   return records
 end
 
@@ -142,6 +148,13 @@ local function append(list, first, second)
   list[length + 1], list[length + 2] = first, second
 end
 
+-- Notes a claim that has no place in its user's record any more. The user stands behind it: whoever reads these claims
+-- alone can tell whose they are.
+local function move_out(work, user_id, digest, packed)
+  work.moved[digest] = packed
+  append(work.claims, digest, packed .. user_id)
+end
+
 -- Writes a changed claim back where it was found, and tells SQL.
 local function update_claim(work, user_id, record, claim, at)
   claim.revision = claim.revision + 1
@@ -149,8 +162,7 @@ local function update_claim(work, user_id, record, claim, at)
   if at then
     record = string.sub(record, 1, at - 1) .. packed .. string.sub(record, at + CLAIM)
   else
-    work.moved[claim.digest] = packed
-    append(work.claims, claim.digest, packed)
+    move_out(work, user_id, claim.digest, packed)
   end
   work.records[user_id] = record
   append(work.users, user_id, record)

@@ -2,7 +2,7 @@
 -- Works whatever the campaign's window or state.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-3 as in prelude.lua, 4 'confirm' or 'return', 5 user id, 6 digest (16 bytes)
+-- ARGV  1-5 as in prelude.lua, 6 'confirm' or 'return', 7 user id, 8 digest (16 bytes)
 --
 -- Replies
 --   {'settled', claim's record, events so far}    the claim as it stands now; whether that is what was asked for, its status says:
@@ -13,7 +13,7 @@
 local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local work = new_work(campaign, milliseconds())
-local user_id, digest = ARGV[5], ARGV[6]
+local user_id, digest = ARGV[7], ARGV[8]
 local record = read_records(work, { user_id }, { digest })[1]
 local packed, at = find_claim(work, record, digest)
 if not packed then return { 'unknown' } end
@@ -28,9 +28,9 @@ end
 
 if claim.status == HELD and work.now >= claim.expires_at then
   settle(EXPIRED)
-elseif ARGV[4] == 'confirm' and claim.status == HELD then
+elseif ARGV[6] == 'confirm' and claim.status == HELD then
   settle(GRANTED)
-elseif ARGV[4] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
+elseif ARGV[6] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
   settle(RETURNED)
 end
 write_all(work)

@@ -2,7 +2,7 @@
 -- nothing.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-3 as in prelude.lua
+-- ARGV  1-5 as in prelude.lua
 --
 -- Replies
 --   {'sold_out', version, sequence, most, ms}    most: what a user without claims could ask for, were there enough;

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use claimgate_core::archive::Archive;
 use claimgate_core::campaign::NewCampaign;
-use claimgate_core::campaigns::{Campaigns, Known};
+use claimgate_core::campaigns::Known;
 use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::Ledger;
 use claimgate_core::outbox::Drain;
-use claimgate_core::recovery::lay_down;
+use claimgate_core::recovery::Recovery;
 use claimgate_shared::{ClaimRequest, Outcome};
 use serde_json::{Value, json};
 use support::sql::Sql;
@@ -46,7 +46,7 @@ pub struct Engine {
     gate: Arc<Gate>,
     ledger: Arc<Ledger>,
     archive: Archive,
-    campaigns: Arc<Campaigns>,
+    recovery: Arc<Recovery>,
     drain: Option<(watch::Sender<bool>, std::thread::JoinHandle<()>)>,
     _redis: RedisServer,
 }
@@ -74,19 +74,20 @@ impl Engine {
         let archive = Archive::open(database_url).await?;
         let client = ::redis::Client::open(redis.url())?;
         let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
+        let recovery = Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX);
         Ok(Self {
             view: redis.view().await,
             sql: Sql::open(database_url),
             gate: Arc::new(Gate::new(Arc::clone(&ledger), BATCH_MAX)),
             ledger,
             archive,
-            campaigns: Arc::default(),
+            recovery: Arc::new(recovery),
             drain: None,
             _redis: redis,
         })
     }
 
-    /// Makes a campaign that is open, and lays it down.
+    /// Makes a campaign that is open, and brings it into Redis.
     pub async fn campaign(&self, id: &str, limits: Value) -> anyhow::Result<Arc<Known>> {
         let body = json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": limits});
         let campaign = NewCampaign::parse(body.to_string().as_bytes())
@@ -97,8 +98,8 @@ impl Engine {
             at: claimgate_core::clock::now(),
         };
         self.archive.create(&campaign, change).await?;
-        let known = self.campaigns.learn(campaign);
-        lay_down(&self.ledger, &known).await?;
+        let known = self.recovery.campaigns.learn(campaign);
+        self.recovery.ensure_ready(&known).await?;
         Ok(known)
     }
 
@@ -108,7 +109,8 @@ impl Engine {
         let drain = Drain {
             ledger: Arc::clone(&self.ledger),
             archive: self.archive.clone(),
-            campaigns: Arc::clone(&self.campaigns),
+            campaigns: Arc::clone(&self.recovery.campaigns),
+            recovery: Arc::clone(&self.recovery),
             consumer: "bench".to_owned(),
         };
         self.drain = Some((stop, drain.spawn(stopped)?));

@@ -21,7 +21,7 @@ use crate::ledger::scripts::Counters;
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
 use crate::reconcile::Reconciler;
-use crate::recovery::{Recovery, lay_down};
+use crate::recovery::{Recovery, RecoveryError};
 
 /// How often the register is read for changes that other cores made, and Redis and SQL are asked how they are.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -159,10 +159,10 @@ impl App {
         Ok(self.campaigns.learn(found).campaign())
     }
 
-    /// Lays down a campaign that has just been written to SQL.
-    pub async fn opened(&self, campaign: Campaign) -> Result<(), LedgerError> {
+    /// Brings a campaign that has just been written to SQL into Redis.
+    pub async fn opened(&self, campaign: Campaign) -> Result<(), RecoveryError> {
         let known = self.campaigns.learn(campaign);
-        lay_down(&self.ledger, &known).await
+        self.recovery.ensure_ready(&known).await
     }
 
     /// Applies a change that has just been written to SQL.
@@ -175,7 +175,7 @@ impl App {
         match self.apply(&known).await {
             // One that had left and has a future again comes back first.
             Err(LedgerError::NotReady(why)) => {
-                if let Err(error) = self.recovery.look_after(&known).await {
+                if let Err(error) = self.recovery.ensure_ready(&known).await {
                     tracing::warn!(%error, campaign = %known.campaign().id, "not ready");
                     return Err(LedgerError::NotReady(why));
                 }

@@ -41,5 +41,6 @@ pub fn counters(campaign: &Campaign, archived: Archived) -> Counters {
         taken: archived.taken,
         sequence: archived.sequence,
         backlog: 0,
+        events: 0,
     }
 }

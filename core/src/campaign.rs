@@ -3,9 +3,11 @@
 use std::fmt;
 use std::num::NonZeroU32;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::problem::{object, parse_json};
-use claimgate_shared::{CampaignId, CampaignState, CampaignView, Limits, Problem, Timestamp, Window};
+use claimgate_shared::{CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Window};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, civil};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -38,8 +40,13 @@ pub struct Campaign {
     pub switch: Switch,
     /// Raised by every change.
     pub version: u64,
-    /// Raised by every rebuild: what an older epoch still wants to write is refused.
+    /// Raised by every load, 0 before the first: what an older epoch still wants to write is refused.
     pub epoch: u64,
+    /// Raised by everyone who is about to suspend the campaign in Redis: what is written there under an older one is
+    /// refused.
+    pub token: u64,
+    /// Which register's campaign it is: Redis may hold another one's of the same name.
+    pub register_id: RegisterId,
     /// How far SQL knows it to have come.
     pub reached: Reached,
     /// When an admin last changed it.
@@ -55,6 +62,40 @@ pub struct Reached {
     pub sequence: u64,
     /// Grants, confirmations, returns and expiries so far: a Redis with fewer has lost some.
     pub events: u64,
+}
+
+impl Reached {
+    /// As far as the further of the two, in each count.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { sequence: self.sequence.max(other.sequence), events: self.events.max(other.events) }
+    }
+}
+
+/// Told from all others that ever had the same name: drawn at a campaign's creation, kept in its row and in its keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisterId(String);
+
+impl RegisterId {
+    /// One that no other campaign has.
+    fn random() -> Result<Self, Problem> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|_| {
+            Problem::new(Code::Unavailable, "the system has no randomness; nothing was tried")
+        })?;
+        Ok(Self(URL_SAFE_NO_PAD.encode(bytes)))
+    }
+
+    /// As SQL and Redis have it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for RegisterId {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
 }
 
 /// What a campaign came to before it left Redis.
@@ -250,7 +291,9 @@ impl NewCampaign {
             hold_seconds: new.hold_seconds,
             switch: Switch::On,
             version: 1,
-            epoch: 1,
+            epoch: 0,
+            token: 0,
+            register_id: RegisterId::random()?,
             reached: Reached::default(),
             changed_at: clock::now(),
             archived: None,

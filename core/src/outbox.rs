@@ -17,6 +17,7 @@ use crate::clock;
 use crate::ledger::events::{OutboxReader, Read};
 use crate::ledger::{Ledger, LedgerError};
 use crate::metrics;
+use crate::recovery::{Recovery, RecoveryError};
 
 /// How long one look waits for something new; also how soon a campaign just made is listened to.
 const WAIT: Duration = Duration::from_millis(200);
@@ -44,6 +45,8 @@ pub struct Drain {
     pub archive: Archive,
     /// Whose outboxes.
     pub campaigns: Arc<Campaigns>,
+    /// Suspends a campaign whose claims SQL refuses.
+    pub recovery: Arc<Recovery>,
     /// This core's name among the drains; the same after a restart, so that it finds what it had read.
     pub consumer: String,
 }
@@ -54,6 +57,8 @@ enum RoundError {
     Ledger(#[from] LedgerError),
     #[error(transparent)]
     Drain(#[from] DrainError),
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
 }
 
 impl Drain {
@@ -198,11 +203,10 @@ impl Drain {
         Ok(read.entries.len() + read.poison.len())
     }
 
-    /// Claims that SQL refuses were granted by a Redis that had lost others: the campaign is closed and loaded anew.
+    /// Claims that SQL refuses were granted by a Redis that had lost others: the campaign is suspended and loaded again.
     async fn close(&self, known: &Known, error: &sqlx::Error) -> Result<usize, RoundError> {
-        tracing::error!(campaign = %known.campaign().id, %error, "the register refuses claims; closing the campaign");
-        self.ledger.close(&known.keys).await?;
-        known.distrust();
+        tracing::error!(campaign = %known.campaign().id, %error, "the register refuses claims; suspending the campaign");
+        self.recovery.suspend(known).await?;
         Ok(0)
     }
 }

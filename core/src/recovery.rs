@@ -1,32 +1,42 @@
 //! Brings campaigns back whose counters in Redis are missing, behind, or of another epoch.
 //!
-//! The order matters: close in Redis, drain what is left to SQL, raise the epoch in SQL, load from SQL, open. Loading
-//! beside a live outbox would count twice; raising the epoch late would let an old drain write past a limit.
+//! The order matters: draw a token from the campaign's row in SQL, suspend in Redis under it, drain what is left to SQL,
+//! raise the epoch in SQL, load from SQL, open. Loading beside a live outbox would count twice; raising the epoch late would
+//! let an old drain exceed a limit. Whoever suspends makes every older loader late, wherever it stands: leases only save
+//! work. A campaign that was just created comes into Redis in the same way.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_shared::CampaignId;
+use claimgate_shared::{CampaignId, Timestamp, UserId};
 use futures_util::StreamExt as _;
 use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::archive::{Archive, ArchiveError, DrainError};
 use crate::campaign::{Archived, Campaign, Reached};
 use crate::campaigns::{Campaigns, Known};
-use crate::clock;
+use crate::clock::{self, Clocks};
+use crate::ledger::events::{Entry, Event};
 use crate::ledger::loading::{LoadError, Loader};
 use crate::ledger::record::Record;
-use crate::ledger::scripts::Counters;
-use crate::ledger::{Ledger, LedgerError};
+use crate::ledger::scripts::Suspended;
+use crate::ledger::{ClaimScan, Ledger, LedgerError};
 use crate::lock::{LockError, Owner};
 use crate::metrics;
 
 /// A crashed loader keeps others waiting for so long.
 const LEASE: Duration = Duration::from_secs(5);
+/// For so long the clocks must not have stepped before a campaign is evicted for being over, unless it is to be sooner.
+const STEADY_MIN: Duration = Duration::from_secs(3600);
+/// Campaigns whose keys are removed in one go.
+const DROPS_MAX: u32 = 100;
 /// How often campaigns that nobody calls upon are looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a caller waits for a campaign that another core is loading, and how often it looks.
+const READY_WAIT: Duration = Duration::from_secs(1);
+const READY_LOOK: Duration = Duration::from_millis(10);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -59,6 +69,7 @@ pub struct Recovery {
     pub campaigns: Arc<Campaigns>,
     /// How long a campaign stays in Redis after it is over.
     pub archive_after: Duration,
+    clocks: Clocks,
 }
 
 /// What became of a campaign that was not ready.
@@ -93,9 +104,24 @@ pub enum RecoveryError {
     /// The keys are of a layout that this version does not know.
     #[error("its keys are of another layout: another version of claimgate is at work on them")]
     Layout,
+    /// The keys are another register's.
+    #[error("its keys in Redis belong to another register's campaign of the same name")]
+    OtherRegister,
+}
+
+impl RecoveryError {
+    /// Why a campaign's keys may not even be suspended.
+    fn not_ours(why: &str) -> Self {
+        if why == "layout" { Self::Layout } else { Self::OtherRegister }
+    }
 }
 
 impl Recovery {
+    /// For campaigns of `archive` in the Redis behind `ledger`; knows none yet.
+    pub fn new(ledger: Arc<Ledger>, archive: Archive, archive_after: Duration) -> Self {
+        Self { ledger, archive, campaigns: Arc::default(), archive_after, clocks: Clocks::default() }
+    }
+
     /// Looks after all campaigns until `stop` turns true.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let mut looks = interval(LOOK);
@@ -124,6 +150,21 @@ impl Recovery {
         }
     }
 
+    /// Brings one campaign into Redis if it is not ready, or waits until another core has; 1 s at most.
+    ///
+    /// # Errors
+    /// [`LedgerError::NotReady`] when it is still not ready then.
+    pub async fn ensure_ready(&self, known: &Known) -> Result<(), RecoveryError> {
+        let deadline = Instant::now() + READY_WAIT;
+        while self.recover(known, false).await? == Recovered::Elsewhere {
+            if Instant::now() > deadline {
+                return Err(LedgerError::NotReady("another core is loading it".to_owned()).into());
+            }
+            sleep(READY_LOOK).await;
+        }
+        Ok(())
+    }
+
     /// Brings one campaign back if it is not ready; gives back holds that are due.
     pub async fn look_after(&self, known: &Known) -> Result<Recovered, RecoveryError> {
         if known.campaign().archived.is_some() {
@@ -133,7 +174,7 @@ impl Recovery {
             Ok((counters, _)) => {
                 known.trust();
                 metrics::outbox_events(known.campaign().id.as_str(), counters.backlog);
-                if self.is_long_over(known, &counters) {
+                if counters.backlog == 0 && self.is_long_over(&known.campaign(), counters.now) {
                     self.archive_leased(known).await?;
                     return Ok(Recovered::Ready);
                 }
@@ -171,18 +212,17 @@ impl Recovery {
             Err(LockError::Taken) => return Ok(Recovered::Elsewhere),
             Err(LockError::Ledger(error)) => return Err(error.into()),
         };
-        let result = self.recover_leased(known, anyway, lease.token()).await;
+        let result = match self.recover_leased(known, anyway).await {
+            // The lease saves work; what keeps two loaders apart is the token.
+            Err(RecoveryError::Load(LoadError::Late)) => Ok(Recovered::Elsewhere),
+            result => result,
+        };
         // Not released, it frees itself.
         let _ = lease.release().await;
         result
     }
 
-    async fn recover_leased(
-        &self,
-        known: &Known,
-        anyway: bool,
-        token: u64,
-    ) -> Result<Recovered, RecoveryError> {
+    async fn recover_leased(&self, known: &Known, anyway: bool) -> Result<Recovered, RecoveryError> {
         let Some(campaign) = self.archive.campaign(&known.campaign().id).await? else {
             return Ok(Recovered::Ready);
         };
@@ -195,66 +235,165 @@ impl Recovery {
                 known.trust();
                 return Ok(Recovered::Ready);
             }
-            Err(LedgerError::NotReady(why)) if why == "layout" => return Err(RecoveryError::Layout),
             Ok(_) | Err(LedgerError::NotReady(_)) => {}
             Err(error) => return Err(error.into()),
         }
         let started = Instant::now();
-        known.distrust();
-        // Redis may hold a newer epoch than SQL, when SQL was restored from an older copy.
-        let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
-        self.drain_all(known).await?;
-        let Some(campaign) =
-            self.archive.raise_epoch(&campaign.id, (campaign.epoch, epoch), known.reached()).await?
-        else {
+        let Some((drawn, suspended)) = self.suspend(known).await? else { return Ok(Recovered::Ready) };
+        let rescued = self.secure(known, &drawn, suspended).await?;
+        let epoch = suspended.epoch.max(drawn.epoch) + 1;
+        let mut reached = known.reached();
+        // What an older epoch has counted says nothing about this one.
+        if suspended.epoch >= drawn.epoch {
+            reached = reached.max(suspended.reached);
+        }
+        let Some(campaign) = self.archive.raise_epoch(&drawn, epoch, reached).await? else {
             return Ok(Recovered::Elsewhere);
         };
-        let claims = self.load(known, &campaign, token).await?;
+        let claims = self.load(known, &campaign).await?;
         self.campaigns.learn(campaign.clone());
         known.applied(campaign.version);
         known.trust();
         let seconds = started.elapsed().as_secs_f64();
-        tracing::warn!(campaign = %campaign.id, epoch = campaign.epoch, claims, seconds, "loaded from SQL");
+        tracing::info!(campaign = %campaign.id, epoch = campaign.epoch, claims, rescued, seconds, "loaded from SQL");
         metrics::loaded();
         Ok(Recovered::Loaded(claims))
     }
 
-    fn is_long_over(&self, known: &Known, counters: &Counters) -> bool {
+    /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
+    /// The campaign as its row was then, and what Redis holds of it; `None` when SQL has no such campaign.
+    pub async fn suspend(&self, known: &Known) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
+        let Some(drawn) = self.archive.draw_token(&known.campaign().id).await? else { return Ok(None) };
+        known.distrust();
+        match self.ledger.suspend(&known.keys, &drawn).await {
+            Ok(suspended) => Ok(Some((drawn, suspended))),
+            Err(LoadError::Ledger(LedgerError::NotReady(why))) => Err(RecoveryError::not_ours(&why)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes sure that SQL holds all that a suspended campaign's keys do: what waits in the outbox, whoever has read it
+    /// before, and, where the sums tell that SQL has lost rows it once had, those. Returns how many these were.
+    async fn secure(
+        &self,
+        known: &Known,
+        drawn: &Campaign,
+        suspended: Suspended,
+    ) -> Result<u64, RecoveryError> {
+        self.drain_all(known).await?;
+        // Of an older epoch SQL has taken what there was before it went on without it.
+        let Some(revisions) = suspended.revisions.filter(|_| suspended.epoch >= drawn.epoch) else {
+            return Ok(0);
+        };
+        let totals = self.archive.totals(&drawn.id).await?;
+        if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
+            return Ok(0);
+        }
+        let mut rescued = 0;
+        let mut at = Some(ClaimScan::START);
+        while let Some(from) = at {
+            let (claims, next) = self.ledger.claims_page(&known.keys, from).await?;
+            rescued += self.rescue(drawn, suspended, claims).await?;
+            at = next;
+        }
+        if rescued > 0 {
+            tracing::error!(campaign = %drawn.id, rescued, "SQL had lost claims that Redis holds: they were written again");
+        }
+        Ok(rescued)
+    }
+
+    /// Writes those of `claims` to SQL that it lacks; how many.
+    async fn rescue(
+        &self,
+        drawn: &Campaign,
+        suspended: Suspended,
+        claims: Vec<(UserId, Record)>,
+    ) -> Result<u64, RecoveryError> {
+        let lacking = self.archive.lacking(&drawn.id, claims).await?;
+        if lacking.is_empty() {
+            return Ok(0);
+        }
+        // The total that they were decided by is not known; all of them were within what Redis counts.
+        let total_then = drawn.limits.total.map(|total| u64::from(total.get()).max(suspended.taken));
+        let event = |(user, claim): (UserId, Record)| Event {
+            user,
+            claim,
+            updated_at: claim.claimed_at,
+            total_then,
+            taken_after: None,
+        };
+        let events: Vec<_> = lacking.into_iter().map(event).collect();
+        let rescued = events.len() as u64;
+        let (epoch, count) = (suspended.epoch, suspended.reached.events);
+        let revoked =
+            self.archive.salvage(&drawn.id, &[Entry { id: String::new(), epoch, count, events }]).await?;
+        Ok(rescued - revoked)
+    }
+
+    /// Whether `campaign` is over for long enough, by core's clock and by Redis' at `redis_now`, and both have been steady.
+    fn is_long_over(&self, campaign: &Campaign, redis_now: Timestamp) -> bool {
+        let core_now = clock::now();
+        let now = core_now.min(redis_now);
         let after_ms = i64::try_from(self.archive_after.as_millis()).unwrap_or(i64::MAX);
-        let over = known.campaign().over_since(counters.now);
-        counters.backlog == 0 && over.is_some_and(|since| since.saturating_add_ms(after_ms) <= counters.now)
+        campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now)
+            && self.clocks.steady_for(core_now, redis_now) >= self.archive_after.min(STEADY_MIN)
     }
 
     /// Takes a campaign that is long over and drained out of Redis; SQL answers for it from then on.
     async fn archive_leased(&self, known: &Known) -> Result<(), RecoveryError> {
         let id = known.campaign().id.clone();
-        let Ok(lease) = self.owner()?.try_lock(&format!("load-{id}"), LEASE).await else {
-            return Ok(());
+        let lease = match self.owner()?.try_lock(&format!("load-{id}"), LEASE).await {
+            Ok(lease) => lease,
+            Err(LockError::Taken) => return Ok(()),
+            Err(LockError::Ledger(error)) => return Err(error.into()),
         };
-        let result = self.archive_campaign(known).await;
+        let result = match self.archive_campaign(known).await {
+            Err(RecoveryError::Load(LoadError::Late)) => Ok(()),
+            result => result,
+        };
         let _ = lease.release().await;
         result
     }
 
     async fn archive_campaign(&self, known: &Known) -> Result<(), RecoveryError> {
-        let campaign = known.campaign();
         let (counters, _) = self.ledger.find(known, None).await?;
         let holds = self.ledger.hold_state(&known.keys, counters.now).await?;
         // A hold can still be confirmed; it expires by itself, and then it is this campaign's turn.
         if holds.held > 0 {
             return Ok(());
         }
-        let epoch = self.ledger.close(&known.keys).await?.max(campaign.epoch) + 1;
-        self.drain_all(known).await?;
-        let totals = self.archive.totals(&campaign.id).await?;
+        // From here on it is not ready: whatever stops this half way, the recovery finds it and loads it.
+        let Some((drawn, suspended)) = self.suspend(known).await? else { return Ok(()) };
+        if !self.is_long_over(&drawn, counters.now) {
+            return Ok(());
+        }
+        self.secure(known, &drawn, suspended).await?;
+        let totals = self.archive.totals(&drawn.id).await?;
         let archived = Archived { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
-        let epochs = (campaign.epoch, epoch);
-        if let Some(campaign) =
-            self.archive.archive_campaign(&campaign.id, epochs, archived, clock::now()).await?
-        {
-            self.ledger.drop_keys(&known.keys).await?;
-            tracing::info!(campaign = %campaign.id, taken = archived.taken, "archived: SQL answers for it now");
-            self.campaigns.learn(campaign);
+        let epoch = suspended.epoch.max(drawn.epoch) + 1;
+        // Changed since the token was drawn, it may have a future again.
+        let Some(campaign) = self.archive.archive_campaign(&drawn, epoch, archived, clock::now()).await?
+        else {
+            return Ok(());
+        };
+        self.campaigns.learn(campaign.clone());
+        tracing::info!(campaign = %campaign.id, taken = archived.taken, "evicted: SQL answers for it now");
+        self.drop_keys(known, &campaign).await
+    }
+
+    /// Removes an evicted campaign's keys, unless it has come back meanwhile.
+    async fn drop_keys(&self, known: &Known, evicted: &Campaign) -> Result<(), RecoveryError> {
+        if self.ledger.drop_keys(&known.keys, evicted).await? {
+            self.archive.keys_dropped(evicted).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the keys of campaigns that were evicted by a core that ended before it could remove them.
+    pub async fn drop_evicted(&self) -> Result<(), RecoveryError> {
+        for campaign in self.archive.keys_to_drop(DROPS_MAX).await? {
+            let known = self.campaigns.learn(campaign.clone());
+            self.drop_keys(&known, &campaign).await?;
         }
         Ok(())
     }
@@ -288,10 +427,10 @@ impl Recovery {
         Ok(())
     }
 
-    /// Lays the campaign down from SQL; the number of its claims.
-    async fn load(&self, known: &Known, campaign: &Campaign, token: u64) -> Result<u64, RecoveryError> {
+    /// Loads the campaign from SQL; the number of its claims.
+    async fn load(&self, known: &Known, campaign: &Campaign) -> Result<u64, RecoveryError> {
         let totals = self.archive.totals(&campaign.id).await?;
-        let mut loader = Loader::begin(&self.ledger, &known.keys, campaign, token).await?;
+        let mut loader = Loader::begin(&self.ledger, &known.keys, campaign).await?;
         let mut rows = std::pin::pin!(self.archive.by_user(&campaign.id));
         let mut of_one_user: Option<(_, Vec<Record>)> = None;
         while let Some(row) = rows.next().await {
@@ -311,22 +450,5 @@ impl Recovery {
         let sequence = campaign.reached.sequence.max(totals.sequence);
         loader.open(Reached { sequence, ..campaign.reached }, totals.taken).await?;
         Ok(totals.claims - totals.revoked)
-    }
-}
-
-/// Lays down a campaign that SQL has just been given: it has no claims yet.
-pub async fn lay_down(ledger: &Ledger, known: &Known) -> Result<(), LedgerError> {
-    let campaign = known.campaign();
-    let laid =
-        async { Loader::begin(ledger, &known.keys, &campaign, 0).await?.open(campaign.reached, 0).await };
-    match laid.await {
-        Ok(()) => {
-            known.applied(campaign.version);
-            known.trust();
-            Ok(())
-        }
-        // A recovery has seen it missing and was quicker.
-        Err(LoadError::Late) => Ok(()),
-        Err(LoadError::Ledger(error)) => Err(error),
     }
 }

@@ -43,16 +43,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         .await
         .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?;
     let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, archive.clone(), config.outbox_max));
-    let recovery = Arc::new(Recovery {
-        ledger: Arc::clone(&ledger),
-        archive: archive.clone(),
-        campaigns: Arc::default(),
-        archive_after: config.archive_after,
-    });
+    let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), config.archive_after));
     let drain = Drain {
         ledger: Arc::clone(&ledger),
         archive: archive.clone(),
         campaigns: Arc::clone(&recovery.campaigns),
+        recovery: Arc::clone(&recovery),
         consumer: config.core_id,
     };
     let gatekeeper = Gatekeeper::new(config.credentials);

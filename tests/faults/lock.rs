@@ -81,35 +81,94 @@ async fn a_late_holder_finds_out() {
     row.passed(2, "its watchdog has told it");
 }
 
-/// What an old token still wants to write is refused, step by step (`load.lua`).
+/// A campaign's keys, and the scripts that load it, called as core calls them.
+struct Loads {
+    locks: Locks,
+    keys: [String; 5],
+}
+
+impl Loads {
+    async fn new() -> Self {
+        let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
+        Self { locks: Locks::new().await, keys }
+    }
+
+    async fn call(&self, script: &str, arguments: &[&str]) -> String {
+        let text = [include_str!("../../lua/prelude.lua"), script].concat();
+        let mut command = vec!["EVAL", &text, "5"];
+        command.extend(self.keys.iter().map(String::as_str));
+        command.extend(arguments);
+        let reply: Vec<redis::Value> = self.locks.redis().await.query(&command).await;
+        redis::from_redis_value(reply[0].clone()).unwrap()
+    }
+
+    async fn suspend(&self, register_id: &str, token: &str) -> String {
+        self.call(include_str!("../../lua/suspend.lua"), &["3", register_id, token]).await
+    }
+
+    /// `load.lua`, under epoch 2.
+    async fn step(&self, token: &str, step: &str, more: &[&str]) -> String {
+        let arguments = [&["3", "2", token, step], more].concat();
+        self.call(include_str!("../../lua/load.lua"), &arguments).await
+    }
+}
+
+const OPEN: &[&str] = &["0", "0", "0", "0", "switch", "on"];
+
+/// What an old token still wants to write is refused, step by step (`suspend.lua`, `load.lua`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_token_cannot_write() {
     let row = Row::begin("lock: an old token cannot write");
-    let locks = Locks::new().await;
-    let redis = locks.redis().await;
-    let load = concat!(include_str!("../../lua/prelude.lua"), include_str!("../../lua/load.lua"));
-    let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
-    let step = async |token: &str, step: &str, more: &[&str]| {
-        let mut command = vec!["EVAL", load, "5"];
-        command.extend(keys.iter().map(String::as_str));
-        command.extend(["1", "2", token, step]);
-        command.extend(more);
-        redis.query::<Vec<String>>(&command).await.remove(0)
-    };
-    assert_eq!(step("7", "begin", &[""]).await, "done");
-    assert_eq!(step("8", "begin", &[""]).await, "done", "a newer holder takes over");
+    let loads = Loads::new().await;
+    assert_eq!(loads.suspend("ours", "7").await, "suspended");
+    assert_eq!(loads.step("7", "begin", &["ours", ""]).await, "done");
     row.fault();
-    assert_eq!(step("7", "users", &["alice", "record"]).await, "late");
-    assert_eq!(step("7", "open", &["0", "0", "0", "switch", "on"]).await, "late");
-    assert_eq!(step("7", "begin", &[""]).await, "late");
-    assert_eq!(redis.query::<u64>(&["HLEN", &keys[1]]).await, 1, "nothing but the sentinel");
-    assert_eq!(step("8", "open", &["0", "0", "0", "switch", "on"]).await, "done");
     assert_eq!(
-        step("9", "begin", &[""]).await,
-        "late",
-        "an open campaign is loaded only under a newer epoch"
+        loads.suspend("ours", "8").await,
+        "suspended",
+        "a newer one takes over, wherever the older one is"
     );
-    row.passed(7, "load.lua answered late");
+    for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN), ("begin", &["ours", ""])] {
+        assert_eq!(loads.step("7", step, more).await, "late", "{step}");
+    }
+    assert_eq!(loads.suspend("ours", "7").await, "late");
+    assert_eq!(loads.step("8", "begin", &["ours", ""]).await, "done");
+    let users: u64 = loads.locks.redis().await.query(&["HLEN", &loads.keys[1]]).await;
+    assert_eq!(users, 1, "nothing but the sentinel");
+    assert_eq!(loads.step("8", "open", OPEN).await, "done");
+    assert_eq!(loads.step("9", "begin", &["ours", ""]).await, "late", "what is open was not suspended");
+    row.passed(8, "load.lua answered late");
+}
+
+/// An older loader must not find an empty place where a newer one was before it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_old_token_cannot_write_over_nothing() {
+    let row = Row::begin("lock: an old token cannot write over nothing");
+    let loads = Loads::new().await;
+    assert_eq!(loads.step("7", "begin", &["ours", ""]).await, "late", "nothing was suspended");
+    row.fault();
+    assert_eq!(loads.suspend("ours", "8").await, "suspended");
+    assert_eq!(loads.suspend("ours", "7").await, "late");
+    assert_eq!(loads.step("7", "begin", &["ours", ""]).await, "late");
+    row.passed(3, "a suspended place is no empty place");
+}
+
+/// What belongs to another register, or to another layout, is left as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_ours_is_not_suspended() {
+    let row = Row::begin("lock: what is not ours is not suspended");
+    let loads = Loads::new().await;
+    loads.suspend("theirs", "7").await;
+    loads.step("7", "begin", &["theirs", ""]).await;
+    loads.step("7", "open", OPEN).await;
+    row.fault();
+    assert_eq!(loads.suspend("ours", "8").await, "not_ready");
+    let redis = loads.locks.redis().await;
+    let switch: String = redis.query(&["HGET", &loads.keys[0], "switch"]).await;
+    assert_eq!(switch, "on");
+    redis.query::<()>(&["HSET", &loads.keys[0], "layout", "2"]).await;
+    assert_eq!(loads.suspend("theirs", "8").await, "not_ready");
+    row.passed(3, "another register's campaign goes on");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use claimgate_core::archive::{Archive, Change, Changed, ClaimCursor, ClaimRow, sqlite_url};
 use claimgate_core::campaign::{Campaign, NewCampaign};
-use claimgate_core::campaigns::{Campaigns, Known};
+use claimgate_core::campaigns::Known;
 use claimgate_core::gate::Gate;
 use claimgate_core::ledger::scripts::Counters;
 use claimgate_core::ledger::{Ledger, Settlement as CoreSettlement};
 use claimgate_core::outbox::Drain;
-use claimgate_core::recovery::{Recovered, Recovery, lay_down};
+use claimgate_core::recovery::{Recovered, Recovery};
 use claimgate_shared::campaign::Switch as CoreSwitch;
 use claimgate_shared::{ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
 use futures_util::future::{join, join_all};
@@ -49,7 +49,7 @@ pub struct System {
 struct Core {
     ledger: Arc<Ledger>,
     gate: Gate,
-    recovery: Recovery,
+    recovery: Arc<Recovery>,
     known: Arc<Known>,
 }
 
@@ -57,14 +57,8 @@ impl Core {
     fn start(redis: &RedisServer, archive: &Archive, campaign: Campaign) -> Self {
         let client = redis::Client::open(redis.url()).expect("a Redis address");
         let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
-        let campaigns: Arc<Campaigns> = Arc::default();
-        let known = campaigns.learn(campaign);
-        let recovery = Recovery {
-            ledger: Arc::clone(&ledger),
-            archive: archive.clone(),
-            campaigns,
-            archive_after: Duration::MAX,
-        };
+        let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX));
+        let known = recovery.campaigns.learn(campaign);
         Self {
             gate: Gate::new(Arc::clone(&ledger), claimgate_core::gate::BATCH_MAX),
             ledger,
@@ -85,7 +79,7 @@ impl System {
         let campaign = new_campaign(rules);
         archive.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
         let core = Core::start(&redis, &archive, campaign);
-        lay_down(&core.ledger, &core.known).await.expect("laid down");
+        core.recovery.ensure_ready(&core.known).await.expect("loaded");
         Self { clock, redis, archive, core, copied: Vec::new(), _folder: folder }
     }
 
@@ -201,6 +195,7 @@ impl System {
             ledger: Arc::clone(&self.core.ledger),
             archive: self.archive.clone(),
             campaigns: Arc::clone(&self.core.recovery.campaigns),
+            recovery: Arc::clone(&self.core.recovery),
             consumer: "model".to_owned(),
         };
         (stop, tokio::spawn(drain.run(stopped)))

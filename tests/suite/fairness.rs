@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use claimgate_core::archive::{Archive, Change, sqlite_url};
 use claimgate_core::campaign::NewCampaign;
-use claimgate_core::campaigns::{Campaigns, Known};
+use claimgate_core::campaigns::Known;
 use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::Ledger;
-use claimgate_core::recovery::lay_down;
+use claimgate_core::recovery::Recovery;
 use claimgate_shared::{ClaimRequest, Outcome};
 use serde_json::json;
 use support::times::from_now;
@@ -20,9 +21,7 @@ const CROWD: usize = 6000;
 
 struct World {
     gate: Gate,
-    ledger: Arc<Ledger>,
-    archive: Archive,
-    campaigns: Campaigns,
+    recovery: Recovery,
     _redis: RedisServer,
 }
 
@@ -33,16 +32,17 @@ impl World {
         let client = redis::Client::open(redis.url()).unwrap();
         let ledger = Arc::new(Ledger::new(client, archive.clone(), 1_000_000));
         let gate = Gate::new(Arc::clone(&ledger), BATCH_MAX);
-        Self { gate, ledger, archive, campaigns: Campaigns::default(), _redis: redis }
+        let recovery = Recovery::new(ledger, archive, Duration::MAX);
+        Self { gate, recovery, _redis: redis }
     }
 
     async fn campaign(&self, id: &str) -> Arc<Known> {
         let body = json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": {"total": 1_000_000}});
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
-        self.archive.create(&campaign, change).await.unwrap();
-        let known = self.campaigns.learn(campaign);
-        lay_down(&self.ledger, &known).await.unwrap();
+        self.recovery.archive.create(&campaign, change).await.unwrap();
+        let known = self.recovery.campaigns.learn(campaign);
+        self.recovery.ensure_ready(&known).await.unwrap();
         known
     }
 

@@ -8,7 +8,7 @@ use sqlx::any::AnyRow;
 use sqlx::{Any, Row as _, Transaction};
 
 use super::{Archive, ArchiveError};
-use crate::campaign::{Archived, Campaign, Reached};
+use crate::campaign::{Archived, Campaign, Reached, RegisterId};
 
 /// What became of a change.
 #[derive(Debug)]
@@ -40,8 +40,9 @@ impl Archive {
         let mut transaction = self.pool.begin().await?;
         let written = sqlx::query(
             "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
-             per_claim, hold_seconds, switch, version, epoch, created_at, changed_at, sequence, events) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $14, 0, 0) ON CONFLICT (id) DO NOTHING",
+             per_claim, hold_seconds, switch, version, epoch, token, register_id, created_at, changed_at, sequence, events) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $16, 0, 0) \
+             ON CONFLICT (id) DO NOTHING",
         )
         .bind(campaign.id.as_str())
         .bind(campaign.name.to_string())
@@ -56,6 +57,8 @@ impl Archive {
         .bind(switch_text(campaign.switch))
         .bind(big(campaign.version))
         .bind(big(campaign.epoch))
+        .bind(big(campaign.token))
+        .bind(campaign.register_id.as_str())
         .bind(change.at.as_ms())
         .execute(&mut *transaction)
         .await?;
@@ -67,7 +70,8 @@ impl Archive {
         Ok(None)
     }
 
-    /// Writes `campaign` in place of the one at version `from`; `None` when there is none.
+    /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is none. One that has left
+    /// Redis and is over all the same stays away; any other comes back.
     pub async fn change(
         &self,
         from: u64,
@@ -86,10 +90,11 @@ impl Archive {
         if before.version != from {
             return Ok(Some(Changed::Conflict(before)));
         }
-        let after = Campaign { epoch: before.epoch, changed_at: change.at, ..campaign.clone() };
-        sqlx::query(
-            "UPDATE campaigns SET archived_at = NULL, name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
-             per_user_per_day = $6, per_claim = $7, switch = $8, version = $9, changed_at = $10 WHERE id = $11",
+        let after = Campaign { changed_at: change.at, ..campaign.clone() };
+        let row = sqlx::query(
+            "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
+             per_user_per_day = $6, per_claim = $7, switch = $8, version = $9, changed_at = $10, \
+             archived_at = CASE WHEN $11 = 1 THEN archived_at END WHERE id = $12 RETURNING *",
         )
         .bind(after.name.to_string())
         .bind(after.window.starts_at().as_ms())
@@ -101,9 +106,11 @@ impl Archive {
         .bind(switch_text(after.switch))
         .bind(big(after.version))
         .bind(change.at.as_ms())
+        .bind(i64::from(after.over_since(change.at).is_some()))
         .bind(after.id.as_str())
-        .execute(&mut *transaction)
+        .fetch_one(&mut *transaction)
         .await?;
+        let after = read(&row)?;
         audit(&mut transaction, Some(&before), &after, change).await?;
         transaction.commit().await?;
         Ok(Some(Changed::Done(after)))
@@ -125,51 +132,87 @@ impl Archive {
         rows.iter().map(read).collect()
     }
 
-    /// Raises the campaign's epoch from `from` to `to`, so that whatever an older one still wants to write is stored as
-    /// revoked, and notes how far it has been seen to come; `None` when it is not at `from` any more.
+    /// Draws the campaign's next fencing token; `None` when there is no such campaign. Who suspends the campaign in Redis
+    /// under it is the newest, whatever else is on its way there.
+    pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
+        let row = sqlx::query("UPDATE campaigns SET token = token + 1 WHERE id = $1 RETURNING *")
+            .bind(id.as_str())
+            .fetch_optional(&self.pool)
+            .await?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
+    /// still wants to write is stored as revoked from now on. Records how far it has been seen to come. `None` when another
+    /// token has been drawn since.
     pub async fn raise_epoch(
         &self,
-        id: &CampaignId,
-        (from, to): (u64, u64),
+        drawn: &Campaign,
+        to: u64,
         reached: Reached,
     ) -> Result<Option<Campaign>, ArchiveError> {
         let row = sqlx::query(
             "UPDATE campaigns SET epoch = $1, archived_at = NULL, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
-             events = CASE WHEN $3 > events THEN $3 ELSE events END WHERE id = $4 AND epoch = $5 RETURNING *",
+             events = CASE WHEN $3 > events THEN $3 ELSE events END \
+             WHERE id = $4 AND epoch = $5 AND token = $6 RETURNING *",
         )
         .bind(big(to))
         .bind(big(reached.sequence))
         .bind(big(reached.events))
-        .bind(id.as_str())
-        .bind(big(from))
+        .bind(drawn.id.as_str())
+        .bind(big(drawn.epoch))
+        .bind(big(drawn.token))
         .fetch_optional(&self.pool)
         .await?;
         row.as_ref().map(read).transpose()
     }
 
-    /// Takes note that a drained campaign leaves Redis, raising its epoch from `from` to `to`; `None` when it is not
-    /// at `from` any more.
+    /// Records that `drawn`, whose token was drawn and has suspended it in Redis, and which was drained then, leaves Redis,
+    /// and raises its epoch to `to`; `None` when another token has been drawn since, or its rules have changed.
     pub async fn archive_campaign(
         &self,
-        id: &CampaignId,
-        (from, to): (u64, u64),
+        drawn: &Campaign,
+        to: u64,
         archived: Archived,
         at: Timestamp,
     ) -> Result<Option<Campaign>, ArchiveError> {
         let row = sqlx::query(
-            "UPDATE campaigns SET epoch = $1, archived_at = $2, archived_taken = $3, archived_sequence = $4 \
-             WHERE id = $5 AND epoch = $6 RETURNING *",
+            "UPDATE campaigns SET epoch = $1, archived_at = $2, archived_taken = $3, archived_sequence = $4, \
+             keys_dropped = 0 WHERE id = $5 AND epoch = $6 AND token = $7 AND version = $8 RETURNING *",
         )
         .bind(big(to))
         .bind(at.as_ms())
         .bind(big(archived.taken))
         .bind(big(archived.sequence))
-        .bind(id.as_str())
-        .bind(big(from))
+        .bind(drawn.id.as_str())
+        .bind(big(drawn.epoch))
+        .bind(big(drawn.token))
+        .bind(big(drawn.version))
         .fetch_optional(&self.pool)
         .await?;
         row.as_ref().map(read).transpose()
+    }
+
+    /// Records that the keys of `evicted` are gone from Redis.
+    pub async fn keys_dropped(&self, evicted: &Campaign) -> Result<(), ArchiveError> {
+        sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
+            .bind(evicted.id.as_str())
+            .bind(big(evicted.token))
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    /// Up to `limit` campaigns that have left Redis, but whose keys may still be there.
+    pub async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, ArchiveError> {
+        let rows = sqlx::query(
+            "SELECT * FROM campaigns WHERE keys_dropped = 0 AND archived_at IS NOT NULL ORDER BY id LIMIT $1",
+        )
+        .bind(i64::from(limit))
+        .fetch_all(&self.pool)
+        .await?;
+        rows.iter().map(read).collect()
     }
 }
 
@@ -236,6 +279,8 @@ fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
         switch: switch(&row.try_get::<String, _>("switch")?)?,
         version: unsigned(row.try_get("version")?)?,
         epoch: unsigned(row.try_get("epoch")?)?,
+        token: unsigned(row.try_get("token")?)?,
+        register_id: RegisterId::from(row.try_get::<String, _>("register_id")?),
         reached: Reached {
             sequence: unsigned(row.try_get("sequence")?)?,
             events: unsigned(row.try_get("events")?)?,

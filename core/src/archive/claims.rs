@@ -67,6 +67,8 @@ pub struct Totals {
     pub revoked: u64,
     /// Rows of held claims.
     pub held: u64,
+    /// The sum of the revisions of all claims that are not revoked: as many as events have reached SQL, each once.
+    pub revisions: u64,
 }
 
 /// A page of claims in the order of their sequence.
@@ -155,7 +157,8 @@ impl Archive {
              COALESCE(MAX(sequence), 0), \
              CAST(COALESCE(SUM(CASE WHEN status = 'revoked' THEN 1 ELSE 0 END), 0) AS BIGINT), \
              CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT), \
-             COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0) \
+             COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0), \
+             CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
              FROM claims WHERE campaign_id = $1",
         )
         .bind(campaign.as_str())
@@ -168,7 +171,35 @@ impl Archive {
             revoked: unsigned(row.try_get(3)?)?,
             held: unsigned(row.try_get(4)?)?,
             sequence_standing: unsigned(row.try_get(5)?)?,
+            revisions: unsigned(row.try_get(6)?)?,
         })
+    }
+
+    /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked one is not
+    /// lacking: SQL has judged it.
+    pub async fn lacking(
+        &self,
+        campaign: &CampaignId,
+        claims: Vec<(UserId, Record)>,
+    ) -> Result<Vec<(UserId, Record)>, ArchiveError> {
+        let id = |user: &UserId, record: &Record| ClaimId {
+            campaign: campaign.clone(),
+            user: user.clone(),
+            digest: record.digest,
+        };
+        let ids: Vec<_> = claims.iter().map(|(user, record)| [id(user, record).to_string()]).collect();
+        let known = sqlx::query(AssertSqlSafe(REVISIONS.replace("{rows}", self.rows_of_json)))
+            .bind(serde_json::to_string(&ids).unwrap_or_default())
+            .fetch_all(&self.pool)
+            .await?;
+        let known = known
+            .iter()
+            .map(|row| Ok((row.try_get::<String, _>(0)?, unsigned(row.try_get(1)?)?)))
+            .collect::<Result<HashMap<_, _>, ArchiveError>>()?;
+        let lacks = |(user, record): &(UserId, Record)| {
+            known.get(&id(user, record).to_string()).is_none_or(|there| *there < u64::from(record.revision))
+        };
+        Ok(claims.into_iter().filter(lacks).collect())
     }
 
     /// The sequences that no claim has, as ranges from … to, at most `limit` of them: what a loss has left behind.
@@ -261,6 +292,10 @@ impl Archive {
             .bind(campaign.to_string())
     }
 }
+
+/// How far SQL has followed these claims; a revoked one further than it can go.
+const REVISIONS: &str = "SELECT id, CASE WHEN status = 'revoked' THEN 256 ELSE revision END FROM claims \
+    WHERE id IN (SELECT value->>0 FROM {rows})";
 
 /// The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
 const INSERT: &str = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \

@@ -16,6 +16,7 @@ use crate::app::App;
 use crate::archive::{ArchiveError, Change, Changed, ClaimCursor, ClaimRow};
 use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
 use crate::clock;
+use crate::ledger::keys::Keys;
 use crate::reconcile::Reconciliation;
 use crate::recovery::{Recovered, RecoveryError};
 
@@ -126,16 +127,31 @@ pub async fn create(State(app): State<App>, request: Request) -> Answer {
     let campaign = NewCampaign::parse(&body)?;
     let caller = app.gatekeeper.admin(&parts.headers)?;
     let change = Change { who: caller.name(), what: "create", at: clock::now() };
-    let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
     let id = campaign.id.clone();
+    if is_of_another_register(&app, &id).await? {
+        return Err(Problem::new(
+            Code::CampaignExists,
+            "Redis holds a campaign of this id that belongs to another register; it was left as it is",
+        )
+        .into());
+    }
+    let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
     match found {
         None => {
-            app.opened(campaign).await.map_err(|error| undecided(&error))?;
+            app.opened(campaign).await.map_err(|error| not_recovered(&error))?;
             json(StatusCode::CREATED, &view(&app, id.as_str()).await?)
         }
         Some(found) if found.same_rules(&campaign) => json(StatusCode::OK, &view(&app, id.as_str()).await?),
         Some(_) => Err(Problem::new(Code::CampaignExists, "another campaign has this id").into()),
     }
+}
+
+/// Whether Redis holds keys of a campaign that SQL does not know.
+async fn is_of_another_register(app: &App, id: &CampaignId) -> Result<bool, Problem> {
+    let keys = Keys::of(id);
+    // SQL is asked last: another core may be creating the campaign at this moment.
+    Ok(app.ledger.holds_any(&keys).await.map_err(|error| undecided(&error))?
+        && app.archive.campaign(id).await.map_err(|error| app.sql_failed(&error))?.is_none())
 }
 
 /// Lists campaigns in the order of their ids.

@@ -1,4 +1,4 @@
-//! Laying a campaign down in Redis from what SQL holds.
+//! Suspending a campaign in Redis, loading it from what SQL holds, and removing it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use super::keys::Keys;
 use super::link::Session;
 use super::record::{Record, put_be};
 use super::scripts;
-use super::{Ledger, LedgerError, rule_fields};
+use super::scripts::Suspended;
+use super::{HashEntry, Ledger, LedgerError, call_on, rule_fields};
 use crate::campaign::{Campaign, Reached};
 
 /// Claims kept in a user's own record; older ones are kept apart. As in `prelude.lua`.
@@ -18,22 +19,22 @@ const INLINE_MAX: usize = 8;
 /// Pairs of field and value in one call: Lua's `unpack` ends far above twice that.
 const PAIRS_MAX: usize = 1000;
 
-/// A loader at work on one campaign, for one epoch, over one connection: behind another one may be a server that lacks
-/// what was laid down so far.
+/// A loader at work on one campaign, for one epoch and under the token of the campaign's row, over one connection: behind
+/// another one may be a server that lacks what was loaded so far.
 #[derive(Debug)]
 pub struct Loader<'a> {
     ledger: &'a Ledger,
     session: Session,
     keys: &'a Keys,
     campaign: &'a Campaign,
-    /// The fencing token of the lease it works under.
-    token: u64,
+    /// The sum of the revisions of the claims taken in so far.
+    revisions: u64,
     users: Pairs,
     claims: Pairs,
     holds: Pairs,
 }
 
-type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+type Pairs = Vec<HashEntry>;
 
 /// Why a loader stopped.
 #[derive(Debug, thiserror::Error)]
@@ -47,20 +48,27 @@ pub enum LoadError {
 }
 
 impl<'a> Loader<'a> {
-    /// Drops what Redis holds of the campaign and begins anew under its epoch.
+    /// Drops what was suspended under the campaign's token and begins again under its epoch.
     pub async fn begin(
         ledger: &'a Ledger,
         keys: &'a Keys,
         campaign: &'a Campaign,
-        token: u64,
     ) -> Result<Self, LoadError> {
         let session = ledger.link.session().await.map_err(LedgerError::from)?;
         let lineage = Arc::clone(&session.lineage);
-        let mut loader =
-            Self { ledger, session, keys, campaign, token, users: vec![], claims: vec![], holds: vec![] };
+        let mut loader = Self {
+            ledger,
+            session,
+            keys,
+            campaign,
+            revisions: 0,
+            users: vec![],
+            claims: vec![],
+            holds: vec![],
+        };
         loader
             .step("begin", |call| {
-                call.arg(&*lineage);
+                call.arg(campaign.register_id.as_str()).arg(&*lineage);
             })
             .await?;
         Ok(loader)
@@ -69,9 +77,11 @@ impl<'a> Loader<'a> {
     /// Takes in all claims of one user, in the order of their sequence.
     pub async fn user(&mut self, user: &UserId, claims: &[Record]) -> Result<(), LoadError> {
         let apart = claims.len().saturating_sub(INLINE_MAX);
+        self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
         for claim in &claims[..apart] {
-            let mut record = Vec::with_capacity(Record::BYTES);
+            let mut record = Vec::with_capacity(Record::BYTES + user.as_str().len());
             claim.write(&mut record);
+            record.extend_from_slice(user.as_str().as_bytes());
             self.claims.push((claim.digest.to_vec(), record));
         }
         for claim in claims.iter().filter(|claim| claim.status == ClaimStatus::Held) {
@@ -86,9 +96,9 @@ impl<'a> Loader<'a> {
     /// Opens the campaign: `taken` units are taken, and sequences go on above what was `reached`.
     pub async fn open(mut self, reached: Reached, taken: u64) -> Result<(), LoadError> {
         self.flush(1).await?;
-        let campaign = self.campaign;
+        let (campaign, revisions) = (self.campaign, self.revisions);
         self.step("open", |call| {
-            call.arg(reached.sequence).arg(reached.events).arg(taken);
+            call.arg(reached.sequence).arg(reached.events).arg(taken).arg(revisions);
             rule_fields(call, campaign);
         })
         .await
@@ -122,11 +132,8 @@ impl<'a> Loader<'a> {
         step: &str,
         arguments: impl FnOnce(&mut ScriptInvocation<'_>),
     ) -> Result<(), LoadError> {
-        let mut call = scripts::LOAD.prepare_invoke();
-        for key in self.keys.all() {
-            call.key(key);
-        }
-        call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.token).arg(step);
+        let mut call = call_on(&scripts::LOAD, self.keys);
+        call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.campaign.token).arg(step);
         arguments(&mut call);
         let reply = self.ledger.run_on(&mut self.session, &call).await?;
         match scripts::word(reply, &["done", "late"]).map_err(LedgerError::from)? {
@@ -159,22 +166,22 @@ fn user_record(claims: &[Record], apart: usize) -> Vec<u8> {
 }
 
 impl Ledger {
-    /// Drops a closed campaign's keys. What people have yet to look at stays.
-    pub async fn drop_keys(&self, keys: &Keys) -> Result<(), LedgerError> {
-        self.query::<redis::Value>(redis::cmd("UNLINK").arg(&keys.all())).await.map(drop)
+    /// Stops every decision on `campaign` until it has been loaded again, under the token last drawn from its row: every
+    /// loader with a lower one is late from now on.
+    pub async fn suspend(&self, keys: &Keys, campaign: &Campaign) -> Result<Suspended, LoadError> {
+        let mut call = call_on(&scripts::SUSPEND, keys);
+        call.arg(scripts::LAYOUT).arg(campaign.register_id.as_str()).arg(campaign.token);
+        let reply = self.run(&call).await?;
+        match scripts::suspended(reply).map_err(LedgerError::from)? {
+            Ok(suspended) => suspended.ok_or(LoadError::Late),
+            Err(why) => Err(LedgerError::NotReady(why).into()),
+        }
     }
 
-    /// Stops every decision on a campaign until it has been loaded anew; the epoch Redis has it in, 0 for none.
-    pub async fn close(&self, keys: &Keys) -> Result<u64, LedgerError> {
-        Ok(scripts::closed(self.run(&close(keys)).await?)?)
+    /// Removes the keys of a campaign that `campaign`'s token has suspended; whether nothing is left. Dead letters stay.
+    pub async fn drop_keys(&self, keys: &Keys, campaign: &Campaign) -> Result<bool, LedgerError> {
+        let mut call = call_on(&scripts::DROP, keys);
+        call.arg(campaign.token);
+        Ok(scripts::count(&self.run(&call).await?)? == 1)
     }
-}
-
-/// A call that closes a campaign; a lineage as its argument spares one that was loaded under it.
-pub(super) fn close(keys: &Keys) -> ScriptInvocation<'static> {
-    let mut call = scripts::CLOSE.prepare_invoke();
-    for key in keys.all() {
-        call.key(key);
-    }
-    call
 }

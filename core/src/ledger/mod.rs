@@ -12,7 +12,7 @@ use std::iter;
 use std::time::Duration;
 
 use claimgate_shared::campaign::Switch;
-use claimgate_shared::{ClaimId, Timestamp};
+use claimgate_shared::{ClaimId, Timestamp, UserId};
 use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::keys::Keys;
@@ -75,6 +75,20 @@ pub enum Settlement {
 
 /// A field of a hash, and its value.
 type HashEntry = (Vec<u8>, Vec<u8>);
+
+/// Where a scan of all of a campaign's claims is: first those in their users' records, then those that have moved out.
+#[derive(Debug, Clone, Copy)]
+pub enum ClaimScan {
+    /// At this cursor of the users.
+    Users(u64),
+    /// At this cursor of the claims that have moved out.
+    Moved(u64),
+}
+
+impl ClaimScan {
+    /// Where it begins.
+    pub const START: Self = Self::Users(0);
+}
 
 /// Held claims, by Redis' own index.
 #[derive(Debug, Clone, Copy)]
@@ -213,6 +227,34 @@ impl Ledger {
         Ok(sum)
     }
 
+    /// Up to some thousands of a campaign's claims and whose they are, and where to go on; some come twice. Complete for a
+    /// campaign that is suspended.
+    pub async fn claims_page(
+        &self,
+        keys: &Keys,
+        at: ClaimScan,
+    ) -> Result<(Vec<(UserId, Record)>, Option<ClaimScan>), LedgerError> {
+        let (key, cursor) = match at {
+            ClaimScan::Users(cursor) => (&keys.users, cursor),
+            ClaimScan::Moved(cursor) => (&keys.claims, cursor),
+        };
+        let mut scan = redis::cmd("HSCAN");
+        scan.arg(key).arg(cursor).arg("COUNT").arg(1000);
+        let (next, page): (u64, Vec<HashEntry>) = self.query(&scan).await?;
+        let page = page.iter().filter(|(field, _)| field != b".");
+        let claims = match at {
+            ClaimScan::Users(_) => page.flat_map(|(user, record)| record::claims_of(user, record)).collect(),
+            ClaimScan::Moved(_) => page.filter_map(|(_, moved)| record::moved_claim(moved)).collect(),
+        };
+        let next = match (at, next) {
+            (ClaimScan::Users(_), 0) => Some(ClaimScan::Moved(0)),
+            (ClaimScan::Users(_), next) => Some(ClaimScan::Users(next)),
+            (ClaimScan::Moved(_), 0) => None,
+            (ClaimScan::Moved(_), next) => Some(ClaimScan::Moved(next)),
+        };
+        Ok((claims, next))
+    }
+
     /// Shows every user's name and record, a thousand at a time; some twice. A user who comes meanwhile may be left out.
     pub async fn each_user(&self, keys: &Keys, mut see: impl FnMut(&[u8], &[u8])) -> Result<(), LedgerError> {
         let mut cursor = 0_u64;
@@ -235,6 +277,11 @@ impl Ledger {
         let held: u64 = self.query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf")).await?;
         let due = self.query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg(due_before.as_ms())).await?;
         Ok(HoldState { held, stranded: due })
+    }
+
+    /// Whether any of these keys is there, whoever's they are.
+    pub async fn holds_any(&self, keys: &Keys) -> Result<bool, LedgerError> {
+        Ok(self.query::<u64>(redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
     }
 
     /// What the server's settings do not promise, each as a sentence; for a Redis that is not core's own.
@@ -262,15 +309,37 @@ impl Ledger {
         self.query::<Value>(&redis::cmd("PING")).await.map(drop)
     }
 
-    /// Calls a script on a campaign. The scripts do the same thing once however often they are called, so a call
-    /// whose connection broke is made again, on a new one.
+    /// Calls a script on a campaign. When another core has loaded the campaign since this one last looked into SQL, it
+    /// looks there and calls again.
     async fn call(
         &self,
         known: &Known,
         script: &Script,
         arguments: impl Fn(&mut ScriptInvocation<'_>),
     ) -> Result<Value, LedgerError> {
-        let first = self.try_call(known, script, &arguments).await;
+        let reply = self.call_resent(known, script, &arguments).await?;
+        if !scripts::is_of_another_epoch(&reply) {
+            return Ok(reply);
+        }
+        let campaign = known.campaign();
+        match self.archive.campaign(&campaign.id).await {
+            Ok(Some(now)) if now.epoch > campaign.epoch => {
+                known.learn(now);
+                self.call_resent(known, script, &arguments).await
+            }
+            _ => Ok(reply),
+        }
+    }
+
+    /// Calls a script on a campaign. The scripts do the same thing once however often they are called, so a call
+    /// whose connection broke is made again, on a new one.
+    async fn call_resent(
+        &self,
+        known: &Known,
+        script: &Script,
+        arguments: &impl Fn(&mut ScriptInvocation<'_>),
+    ) -> Result<Value, LedgerError> {
+        let first = self.try_call(known, script, arguments).await;
         match first {
             // Scripts may be lost again between their being loaded and called: nothing was done then. What cannot be
             // parsed was cut short.
@@ -279,7 +348,7 @@ impl Ledger {
                     || error.kind() == ErrorKind::Parse
                     || error.code() == Some("NOSCRIPT") =>
             {
-                self.try_call(known, script, &arguments).await
+                self.try_call(known, script, arguments).await
             }
             first => first,
         }
@@ -295,29 +364,22 @@ impl Ledger {
         if known.checked() != session.generation {
             self.meet(known, &mut session).await?;
         }
-        let mut call = invocation(script, known, &known.campaign());
+        let mut call = invocation(script, known, &known.campaign(), &session);
         arguments(&mut call);
         self.run_on(&mut session, &call).await
     }
 
     /// Behind a new connection may be a Redis that has lost claims, or has old rules: only SQL can tell how far the
-    /// campaign had come, and its rules are put into force before anything is decided by others. A server that was
-    /// promoted since the campaign was loaded closes it: what its predecessor still granted may be in SQL by now.
+    /// campaign had come, and its rules are put into force before anything is decided by others.
     async fn meet(&self, known: &Known, session: &mut Session) -> Result<(), LedgerError> {
         if let Some(campaign) = self.archive.campaign(&known.campaign().id).await? {
             known.learn(campaign);
         }
         let campaign = known.campaign();
-        let mut close = loading::close(&known.keys);
-        close.arg(&*session.lineage);
-        let mut change = invocation(&scripts::CHANGE, known, &campaign);
+        let mut change = invocation(&scripts::CHANGE, known, &campaign, session);
         change.arg(campaign.version);
         rule_fields(&mut change, &campaign);
-        let met = async {
-            self.run_on(session, &close).await?;
-            self.run_on(session, &change).await
-        };
-        let reply = match met.await {
+        let reply = match self.run_on(session, &change).await {
             // Without memory nothing is granted either; the drain still has to find its campaigns.
             Err(LedgerError::OutOfMemory(_)) => return Ok(()),
             reply => reply?,
@@ -370,13 +432,27 @@ fn ready<T>(known: &Known, reply: scripts::Ready<T>) -> Result<T, LedgerError> {
     })
 }
 
-/// A call with what every script takes first: the keys, the layout, the epoch, and the floor of the events.
-fn invocation<'a>(script: &'a Script, known: &Known, campaign: &Campaign) -> ScriptInvocation<'a> {
+/// A call with what every script that decides takes first: the keys, the layout, the epoch, the floor of the events, whose
+/// keys they are, and which history of replication the server has. A server that was promoted since the campaign was
+/// loaded has another one: what its predecessor still granted may be in SQL by now.
+fn invocation<'a>(
+    script: &'a Script,
+    known: &Known,
+    campaign: &Campaign,
+    session: &Session,
+) -> ScriptInvocation<'a> {
+    let mut call = call_on(script, &known.keys);
+    call.arg(scripts::LAYOUT).arg(campaign.epoch).arg(known.reached().events);
+    call.arg(campaign.register_id.as_str()).arg(&*session.lineage);
+    call
+}
+
+/// A call on a campaign's keys, without arguments yet.
+fn call_on<'a>(script: &'a Script, keys: &Keys) -> ScriptInvocation<'a> {
     let mut call = script.prepare_invoke();
-    for key in known.keys.all() {
+    for key in keys.all() {
         call.key(key);
     }
-    call.arg(scripts::LAYOUT).arg(campaign.epoch).arg(known.reached().events);
     call
 }
 

@@ -1,6 +1,6 @@
 //! A claim's record, byte by byte, as `lua/prelude.lua` packs it.
 
-use claimgate_shared::{ClaimStatus, Timestamp};
+use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 
 /// A claim's record as Redis keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +52,24 @@ impl Record {
             day: u32::try_from(be_int(&bytes[39..42])).ok()?,
         })
     }
+}
+
+/// Length of the counters at the head of a user's record, in bytes.
+const USER_HEADER_BYTES: usize = 14;
+
+/// The claims in a user's record; none when it is no record.
+pub(super) fn claims_of(user: &[u8], record: &[u8]) -> Vec<(UserId, Record)> {
+    let Some(user) = std::str::from_utf8(user).ok().and_then(|user| user.parse::<UserId>().ok()) else {
+        return Vec::new();
+    };
+    let claims = record.get(USER_HEADER_BYTES..).unwrap_or_default().chunks_exact(Record::BYTES);
+    claims.filter_map(Record::read).map(|claim| (user.clone(), claim)).collect()
+}
+
+/// A claim that has moved out of its user's record: the user stands behind it.
+pub(super) fn moved_claim(moved: &[u8]) -> Option<(UserId, Record)> {
+    let user = std::str::from_utf8(moved.get(Record::BYTES..)?).ok()?;
+    Some((user.parse().ok()?, Record::read(moved)?))
 }
 
 /// Units a user has ever taken, from the user's record; 0 when it is no record.

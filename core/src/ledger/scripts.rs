@@ -10,7 +10,7 @@ use super::record::{Record, be_int, optional_timestamp, put_be, timestamp};
 use crate::campaign::{Reached, Zone};
 
 /// The layout of the keys that this core reads and writes; another one is refused by the scripts.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 macro_rules! script {
     ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
@@ -28,13 +28,16 @@ script! {
     /// Confirms or returns a claim.
     SETTLE, "prelude.lua", "settle.lua"
 }
+/// Stops every decision until the campaign has been loaded again.
+pub static SUSPEND: LazyLock<Script> =
+    LazyLock::new(|| with_flags("allow-oom", include_str!("../../../lua/suspend.lua")));
 script! {
-    /// Stops every decision until the campaign has been loaded anew.
-    CLOSE, "prelude.lua", "close.lua"
+    /// Loads a campaign from SQL.
+    LOAD, "prelude.lua", "load.lua"
 }
 script! {
-    /// Lays a campaign down from SQL.
-    LOAD, "prelude.lua", "load.lua"
+    /// Removes a suspended campaign's keys.
+    DROP, "drop.lua"
 }
 script! {
     /// Moves an entry that no core has written out of the drain's way.
@@ -49,19 +52,24 @@ script! {
     CHANGE, "prelude.lua", "change.lua"
 }
 /// Reads a claim and the campaign's counters.
-pub static FIND: LazyLock<Script> = LazyLock::new(|| reading(include_str!("../../../lua/find.lua")));
+pub static FIND: LazyLock<Script> =
+    LazyLock::new(|| with_flags(READS, include_str!("../../../lua/find.lua")));
 /// Tells whether nothing is left.
-pub static SOLD_OUT: LazyLock<Script> = LazyLock::new(|| reading(include_str!("../../../lua/sold_out.lua")));
+pub static SOLD_OUT: LazyLock<Script> =
+    LazyLock::new(|| with_flags(READS, include_str!("../../../lua/sold_out.lua")));
 script! {
     /// Takes drained entries off the outbox.
     ACK, "ack.lua"
 }
 
-/// A script that writes nothing, and so runs without memory too: a campaign is drained, which frees memory, only once it
-/// has been found to be ready.
-fn reading(text: &str) -> Script {
+/// Of a script that writes nothing, and so runs without memory too: a campaign is drained, which frees memory, only once
+/// it has been found to be ready.
+const READS: &str = "no-writes,allow-oom";
+
+/// A script behind the prelude that Redis runs under `flags`.
+fn with_flags(flags: &str, text: &str) -> Script {
     let text = [include_str!("../../../lua/prelude.lua"), text].concat();
-    Script::new(&text.replacen("#!lua\n", "#!lua flags=no-writes,allow-oom\n", 1))
+    Script::new(&text.replacen("#!lua\n", &format!("#!lua flags={flags}\n"), 1))
 }
 
 /// A reply that no script gives: core and script do not belong together.
@@ -313,6 +321,8 @@ pub struct Counters {
     pub sequence: u64,
     /// Events in the outbox.
     pub backlog: u64,
+    /// Events so far.
+    pub events: u64,
 }
 
 /// Reads the reply of `find.lua`.
@@ -327,6 +337,7 @@ pub fn found(reply: Value) -> Result<Ready<(Counters, Option<Record>)>, Malforme
         taken: parts.number()?,
         sequence: parts.number()?,
         backlog: parts.number()?,
+        events: parts.number()?,
     };
     let record = match parts.0.next() {
         Some(Value::BulkString(bytes)) => {
@@ -381,12 +392,32 @@ pub fn settled(reply: Value) -> Result<Ready<Option<(Record, u64)>>, Malformed> 
     }
 }
 
-/// Reads the reply of `close.lua` without a lineage: the epoch that Redis has the campaign in.
-pub fn closed(reply: Value) -> Result<u64, Malformed> {
+/// What Redis holds of a campaign that it has just suspended.
+#[derive(Debug, Clone, Copy)]
+pub struct Suspended {
+    /// The epoch of its keys; 0 when there were none.
+    pub epoch: u64,
+    /// How far it had come.
+    pub reached: Reached,
+    /// Units taken.
+    pub taken: u64,
+    /// The sum of all its claims' revisions; `None` when not all of its users and claims are there.
+    pub revisions: Option<u64>,
+}
+
+/// Reads the reply of `suspend.lua`; `None` when a newer loader was there before.
+pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
-        "missing" => Ok(0),
-        _ => parts.number(),
+        "not_ready" => Ok(Err(parts.text()?)),
+        "late" => Ok(Ok(None)),
+        "suspended" => Ok(Ok(Some(Suspended {
+            epoch: parts.number()?,
+            reached: Reached { sequence: parts.number()?, events: parts.number()? },
+            taken: parts.number()?,
+            revisions: u64::try_from(parts.int()?).ok(),
+        }))),
+        other => Err(Malformed(other.to_owned())),
     }
 }
 
@@ -413,6 +444,12 @@ pub fn lease(reply: Value) -> Result<Lease, Malformed> {
         "lost" => Lease::Lost,
         other => return Err(Malformed(other.to_owned())),
     })
+}
+
+/// Whether a reply says that the campaign's keys are of another epoch than the caller's.
+pub fn is_of_another_epoch(reply: &Value) -> bool {
+    let Value::Array(parts) = reply else { return false };
+    matches!(&parts[..], [Value::BulkString(first), Value::BulkString(why)] if first == b"not_ready" && why == b"epoch")
 }
 
 /// Reads a reply that is a number and nothing else.

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use claimgate_core::archive::{Archive, Change};
 use claimgate_core::campaign::NewCampaign;
-use claimgate_core::campaigns::{Campaigns, Known};
+use claimgate_core::campaigns::Known;
 use claimgate_core::clock;
 use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::{Ledger, Settlement};
 use claimgate_core::outbox::Drain;
-use claimgate_core::recovery::lay_down;
+use claimgate_core::recovery::Recovery;
 use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity};
 use serde_json::json;
 use tokio::sync::watch;
@@ -49,7 +49,7 @@ pub struct Product {
     ledger: Arc<Ledger>,
     gate: Gate,
     archive: Archive,
-    campaigns: Arc<Campaigns>,
+    recovery: Arc<Recovery>,
     drain: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
 }
 
@@ -58,17 +58,18 @@ impl Product {
         let archive = Archive::open(&app.addresses.sql).await.map_err(StockError::set_up)?;
         let client = ::redis::Client::open(app.addresses.redis.as_str())?;
         let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
-        let campaigns: Arc<Campaigns> = Arc::default();
+        let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX));
         let (stop, stopped) = watch::channel(false);
         let drain = Drain {
             ledger: Arc::clone(&ledger),
             archive: archive.clone(),
-            campaigns: Arc::clone(&campaigns),
+            campaigns: Arc::clone(&recovery.campaigns),
+            recovery: Arc::clone(&recovery),
             consumer: format!("lab-{}-{}", std::process::id(), app.number),
         };
         let drain = drain.spawn(stopped).map_err(StockError::set_up)?;
         let gate = Gate::new(Arc::clone(&ledger), BATCH_MAX);
-        Ok(Self { ledger, gate, archive, campaigns, drain: Mutex::new(Some((stop, drain))) })
+        Ok(Self { ledger, gate, archive, recovery, drain: Mutex::new(Some((stop, drain))) })
     }
 
     /// Stops the drain and closes the register.
@@ -103,8 +104,8 @@ impl Claimgate {
         }
         let product = self.product().await?;
         let campaign = product.archive.campaign(&self.id).await.map_err(StockError::set_up)?;
-        let known = product.campaigns.learn(campaign.ok_or(StockError::Missing)?);
-        // Another instance has laid it down: this one's drain is to read it, too.
+        let known = product.recovery.campaigns.learn(campaign.ok_or(StockError::Missing)?);
+        // Another instance has loaded it: this one's drain is to read it, too.
         known.trust();
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&known));
         Ok(known)
@@ -141,8 +142,8 @@ impl StockManager for Claimgate {
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).map_err(StockError::set_up)?;
         let change = Change { who: "lab", what: "create", at: clock::now() };
         product.archive.create(&campaign, change).await.map_err(StockError::set_up)?;
-        let known = product.campaigns.learn(campaign);
-        lay_down(&product.ledger, &known).await?;
+        let known = product.recovery.campaigns.learn(campaign);
+        product.recovery.ensure_ready(&known).await.map_err(StockError::set_up)?;
         Ok(())
     }
 

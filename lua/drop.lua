@@ -1,0 +1,13 @@
+#!lua flags=allow-oom
+-- drop: removes a suspended campaign's keys, after SQL has taken over for good; the dead letters stay. Frees memory, so it
+-- runs without memory too.
+--
+-- KEYS  as in prelude.lua
+-- ARGV  1 fencing token under which it was suspended
+--
+-- Replies
+--   1 when nothing is left; 0 when what is there is not what this token suspended: nothing was changed
+
+local f = redis.call('HMGET', KEYS[1], 'token', 'switch')
+if f[1] == ARGV[1] and f[2] == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end
+return redis.call('EXISTS', unpack(KEYS)) == 0 and 1 or 0

@@ -1,0 +1,32 @@
+-- suspend: stops every decision on a campaign until it has been loaded again, and fences every loader whose token is
+-- lower. Where there is no campaign it leaves a stub behind: an older loader must not find an empty place. Frees nothing,
+-- but what frees memory begins with it, so it runs without memory too.
+--
+-- KEYS  as in prelude.lua
+-- ARGV  1 layout   2 register id   3 fencing token, drawn from the campaign's row in SQL
+--
+-- Replies
+--   {'suspended', epoch, sequence, events, taken, revisions}
+--                  epoch 0: nothing was there. revisions: the sum over all claims' revisions, -1 when the users or the
+--                  claims are not all there; the four counters are 0 then, or as far as they go
+--   {'late'}       a higher token was here before: nothing was changed
+--   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
+
+local f = redis.call('HMGET', KEYS[1], 'layout', 'register_id', 'token', 'epoch', 'sequence', 'events', 'taken',
+  'events_loaded', 'revisions_loaded')
+local layout, register_id, token, epoch = f[1], f[2], f[3], f[4] or '0'
+if layout and layout ~= ARGV[1] then return { 'not_ready', 'layout' } end
+if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end
+if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end
+
+local sequence, events, taken = tonumber(f[5]) or 0, tonumber(f[6]) or 0, tonumber(f[7]) or 0
+local events_loaded, revisions_loaded = tonumber(f[8]), tonumber(f[9])
+local revisions = -1
+if events_loaded and revisions_loaded and redis.call('HGET', KEYS[2], '.') == epoch
+  and redis.call('HGET', KEYS[3], '.') == epoch then
+  -- Every event raises one claim's revision by one.
+  revisions = revisions_loaded + events - events_loaded
+end
+redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
+  'switch', 'suspended')
+return { 'suspended', tonumber(epoch) or 0, sequence, events, taken, revisions }
