@@ -26,6 +26,8 @@ mod outbox;
 mod rebuild;
 #[path = "faults/redis.rs"]
 mod redis;
+#[path = "faults/registers.rs"]
+mod registers;
 #[path = "faults/replies.rs"]
 mod replies;
 #[path = "faults/sql.rs"]

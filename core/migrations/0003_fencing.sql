@@ -10,3 +10,11 @@ ALTER TABLE campaigns ADD COLUMN register_id TEXT NOT NULL DEFAULT '';
 ALTER TABLE campaigns ADD COLUMN keys_dropped BIGINT NOT NULL DEFAULT 1;
 
 CREATE INDEX campaigns_keys_to_drop ON campaigns (id) WHERE keys_dropped = 0;
+
+-- Which Redis serves this database, one row: the Redis' own id, and when a core last served with it, by the database's clock.
+CREATE TABLE serving (
+    one       BIGINT NOT NULL PRIMARY KEY,
+    store_id  TEXT   NOT NULL,
+    served_at BIGINT NOT NULL,
+    CONSTRAINT serving_one CHECK (one = 1)
+);

@@ -50,6 +50,7 @@ pub struct Parts {
     pub metrics: PrometheusHandle,
     /// Requests handled at once, per listener.
     pub concurrency_max: usize,
+    serving: AtomicBool,
     redis_up: AtomicBool,
     sql_up: AtomicBool,
 }
@@ -89,9 +90,20 @@ impl App {
             gatekeeper,
             metrics,
             concurrency_max,
+            serving: AtomicBool::new(false),
             redis_up: AtomicBool::new(false),
             sql_up: AtomicBool::new(false),
         }))
+    }
+
+    /// Lets requests in, or no more of them: only a core that may serve its database with its Redis takes any.
+    pub fn set_serving(&self, serving: bool) {
+        self.serving.store(serving, Ordering::Release);
+    }
+
+    /// Whether requests are let in.
+    pub fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Acquire)
     }
 
     /// The campaign `id`; one that this core has not heard of yet is looked for in SQL.

@@ -72,6 +72,10 @@ pub struct ServeArgs {
     /// The most claims that one call to Redis decides, 1 to 256 [default: 256]
     #[arg(long, env = "CLAIMGATE_BATCH_MAX", value_name = "CLAIMS")]
     batch_max: Option<String>,
+    /// Serve the database with this Redis at once, though it was last served with another one: only when no core with
+    /// that one runs any more
+    #[arg(long)]
+    take_over: bool,
     /// Log lines as JSON instead of text
     #[arg(long, env = "CLAIMGATE_LOG_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     pub log_json: bool,
@@ -106,6 +110,8 @@ pub struct Config {
     pub concurrency_max: usize,
     /// Claims.
     pub batch_max: usize,
+    /// Whether to serve the database whatever Redis it was last served with.
+    pub take_over: bool,
     /// Who may call.
     pub credentials: Credentials,
 }
@@ -135,6 +141,7 @@ impl Config {
             )?),
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
+            take_over: args.take_over,
             credentials: credentials(&data_dir)?,
             data_dir,
         })

@@ -20,4 +20,5 @@ pub mod outbox;
 pub mod reconcile;
 pub mod recovery;
 pub mod serve;
+pub mod serving;
 pub mod sold_out;

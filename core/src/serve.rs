@@ -22,10 +22,13 @@ use crate::ledger::embedded::{Embedded, Settings};
 use crate::metrics;
 use crate::outbox::Drain;
 use crate::recovery::Recovery;
+use crate::serving::{Serving, ServingError};
 
 /// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
 const REDIS_PATIENCE: Duration = Duration::from_secs(5);
 const REDIS_POLL: Duration = Duration::from_millis(5);
+/// How often core says in the database that it serves; a third of what a starting core listens for.
+const RENEW: Duration = Duration::from_secs(1);
 
 /// Runs core until SIGTERM or SIGINT.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
@@ -68,15 +71,20 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut told = pin!(told_to_stop());
     // Redis may have a long file to load: core already answers that it is alive, and not ready.
     tokio::select! {
-        begun = begin(&app, embedded.is_some()) => {
-            begun?;
+        begun = begin(&app, embedded.is_some(), config.take_over) => {
+            let right = begun?;
+            app.set_serving(true);
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
             let workers = [
                 tokio::spawn(recovery.run(serving.clone())),
-                tokio::spawn(app.watch(serving)),
+                tokio::spawn(app.clone().watch(serving)),
             ];
             let drain = drain.spawn(draining)?;
-            told.await?;
+            let ended = tokio::select! {
+                told = &mut told => told,
+                lost = keep(&right) => Err(lost.into()),
+            };
+            app.set_serving(ended.is_ok());
             tracing::info!("stopping");
             stop_serving.send_replace(true);
             let _ = tokio::join!(internal, admin);
@@ -86,6 +94,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
                 let _ = worker.await;
             }
             let _ = tokio::task::spawn_blocking(|| drain.join()).await;
+            ended?;
         }
         stopped = &mut told => stopped?,
     }
@@ -96,8 +105,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for Redis, says what it does not promise if it is not ours, and reads the register.
-async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
+/// Waits for Redis, says what it does not promise if it is not ours, claims the database for it, and reads the register.
+async fn begin(app: &App, ours: bool, take_over: bool) -> anyhow::Result<Serving> {
     wait_for(&app.ledger, ours).await;
     if !ours {
         // It may be gone again before it was asked: then it is waited for again.
@@ -112,7 +121,23 @@ async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
             tracing::warn!("not promised with this Redis: {shortcoming}");
         }
     }
-    app.refresh().await.context("reading the register")
+    // A SQLite file lies in the data folder, which this core has locked: no other one can be at work on it.
+    let alone = take_over || app.archive.is_sqlite();
+    let right = Serving::claim(Arc::clone(&app.ledger), app.archive.clone(), alone).await?;
+    app.refresh().await.context("reading the register")?;
+    Ok(right)
+}
+
+/// Says again and again that this core serves; returns once it may no longer.
+async fn keep(right: &Serving) -> ServingError {
+    loop {
+        sleep(RENEW).await;
+        match right.renew().await {
+            Err(lost @ ServingError::AnotherRedis) => return lost,
+            // The look at their health says it.
+            Err(ServingError::Ledger(_) | ServingError::Archive(_)) | Ok(()) => {}
+        }
+    }
 }
 
 /// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.

@@ -1,5 +1,223 @@
-//! A Redis and a database that do not belong together: replaced, restored, or of another installation.
+//! A Redis and a database that do not belong together, or no longer: two installations on one of them, a database that has
+//! lost rows, a database or a Redis that was replaced.
 
-use serde_json::json;
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::checker::{Checker, Expect, Limits};
 use support::inspect::key;
-use support::process::Process;
+use support::sql::Sql;
+use support::storm::Seen;
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually};
+
+use crate::stage::Stage;
+use crate::tally::Row;
+
+const LIMITS: Limits = Limits { total: Some(100), per_user: Some(1), per_user_per_day: None };
+
+/// How many of the users `from..upto` win; every other one is told that all is gone.
+async fn winners(checker: &Checker, core: &Core, users: std::ops::Range<usize>) -> usize {
+    let mut won = 0;
+    for user in users {
+        let seen = eventually(SOON, || async {
+            match checker.claim(core, &format!("u{user}"), "k").await {
+                Seen::Unknown => Err(format!("no decision for u{user}")),
+                seen => Ok(seen),
+            }
+        })
+        .await;
+        won += usize::from(matches!(seen, Seen::Claimed { .. }));
+    }
+    won
+}
+
+async fn repair(core: &Core) -> Value {
+    let path = "/admin/v1/campaigns/demo/reconciliation";
+    core.admin(Method::POST, path, &json!({})).await.expect(200).json()
+}
+
+/// 80 of 100 are granted and in SQL, 12 more to one user; then SQL loses the rows of `where_lost`.
+async fn with_rows_lost(row: &Row, stage: &Stage, where_lost: &str) -> Checker {
+    let limits = Limits { per_user: Some(12), ..LIMITS };
+    let checker = Checker::create(&stage.core, "demo", limits).await;
+    checker.win(&stage.core, 0..68).await;
+    for at in 0..12 {
+        let seen = checker.claim(&stage.core, "often", &format!("k{at}")).await;
+        assert!(matches!(seen, Seen::Claimed { .. }), "{seen:?}");
+    }
+    stage.drained("demo").await;
+    row.fault();
+    let lost = stage.sql.run(format!("DELETE FROM claims WHERE campaign_id = 'demo' AND {where_lost}")).await;
+    assert!(lost >= 10, "{lost} rows");
+    checker
+}
+
+/// Both databases; `None` where there is no PostgreSQL.
+async fn stages() -> Vec<Stage> {
+    let mut stages = vec![Stage::embedded().await];
+    match Stage::on_postgres(true).await {
+        Ok(stage) => stages.push(stage),
+        Err(why) => crate::tally::say(&format!("SKIPPED on PostgreSQL: {why}")),
+    }
+    stages
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
+    for stage in stages().await {
+        let row = Row::begin("SQL has lost rows: repair");
+        let checker = with_rows_lost(&row, &stage, "sequence > 60 AND sequence <= 78").await;
+        assert_eq!(stage.reconciliation("demo").await["agrees"], false);
+        let repaired = repair(&stage.core).await;
+        assert_eq!(repaired["agrees"], true, "{repaired}");
+        assert_eq!(repaired["sql"]["taken"], 80, "{repaired}");
+        assert_eq!(winners(&checker, &stage.core, 100..140).await, 20, "exactly the rest is granted");
+        stage.judge(row, &checker, Expect::default()).await;
+    }
+}
+
+/// A failover of PostgreSQL to a standby that lags: rows are gone, and with them that the epoch was raised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_and_an_epoch_that_sql_has_lost_are_not_given_again_by_a_recovery() {
+    for mut stage in stages().await {
+        let row = Row::begin("SQL has lost rows and the raise of an epoch: recovery");
+        let checker = Checker::create(&stage.core, "demo", LIMITS).await;
+        checker.win(&stage.core, 0..60).await;
+        stage.drained("demo").await;
+        let older = stage.sql.number("SELECT epoch FROM campaigns WHERE id = $1", "demo").await;
+        stage.redis().await.query::<()>(&["DEL", &key("demo", "users")]).await;
+        assert_eq!(winners(&checker, &stage.core, 60..80).await, 20);
+        stage.drained("demo").await;
+        row.kill();
+        stage.core.stop().await;
+        let lost = "DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 55";
+        stage.sql.run(lost.to_owned()).await;
+        let back =
+            format!("UPDATE campaigns SET epoch = {older}, events = 55, sequence = 55 WHERE id = 'demo'");
+        stage.sql.run(back).await;
+        stage.core = stage.core.restart().await;
+        assert_eq!(winners(&checker, &stage.core, 100..140).await, 20, "exactly the rest is granted");
+        stage.judge(row, &checker, Expect::default()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_sql_has_lost_outlive_an_eviction() {
+    let row = Row::begin("SQL has lost rows: eviction");
+    let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
+    let stage = Stage::embedded_with(options).await;
+    let checker = with_rows_lost(&row, &stage, "sequence > 60 AND sequence <= 78").await;
+    stage.core.switch("demo", "end").await.expect(200);
+    let redis = stage.redis().await;
+    eventually(SOON, || async {
+        let left: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "users")]).await;
+        holds(left == 0, || format!("{left} keys are still there\n{}", stage.core.log()))
+    })
+    .await;
+    let standing = stage.sql.claims("demo").await.iter().filter(|claim| claim.stands()).count();
+    assert_eq!(standing, 80, "what only Redis had went to SQL first");
+    for id in checker.acknowledged() {
+        stage.core.look_up(&id).await.expect(200);
+    }
+    row.passed(checker.asked(), "80 claims of 80 after the eviction");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_registers_campaign_of_the_same_name_is_left_alone() {
+    let row = Row::begin("another database under the same Redis");
+    let mut stage = Stage::external().await;
+    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
+    let redis = stage.redis().await;
+    checker.win(&stage.core, 0..10).await;
+    stage.drained("demo").await;
+    let held = stage.sql.hold().await;
+    checker.win(&stage.core, 10..30).await;
+    stage.core.kill();
+    held.release().await;
+    row.kill();
+    let waiting = redis.outbox_entries("demo").await;
+    assert!(waiting > 1, "something waits in the outbox");
+    let url = stage.server().url();
+    {
+        let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
+        let body = support::ask::campaign("demo", json!({"total": 5}));
+        let refused = stranger.admin(Method::POST, "/admin/v1/campaigns", &body).await;
+        let refused = refused.refused(409, "campaign_exists");
+        assert!(
+            refused.json()["detail"].as_str().unwrap().contains("another register"),
+            "{}",
+            refused.text()
+        );
+        stranger.admin_get("/admin/v1/campaigns/demo").await.refused(404, "campaign_not_found");
+        stranger.create("other", json!({"total": 5})).await;
+        stranger.claim("other", "alice", "k").await.expect(201);
+        // Written past the API, as by a core of before: refused by every script all the same.
+        Sql::in_folder(&stranger.data_dir())
+            .run(
+                "INSERT INTO campaigns (id, name, starts_at, time_zone, switch, version, epoch, created_at, changed_at, \
+                 sequence, events, register_id) VALUES ('demo', 'Demo', 0, 'UTC', 'on', 1, 1, 0, 0, 0, 0, 'theirs')"
+                    .to_owned(),
+            )
+            .await;
+        stranger.claim("demo", "mallory", "k").await.refused(503, "campaign_not_ready");
+        stranger.admin_post("/admin/v1/campaigns/demo/warm-up").await.refused(503, "campaign_not_ready");
+        assert_eq!(redis.outbox_entries("demo").await, waiting, "the outbox is as it was");
+    }
+    stage.core = stage.core.restart().await;
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_core_with_a_redis_of_its_own_is_refused() {
+    let row = Row::begin("two cores with a Redis of their own on one database");
+    let stage = match Stage::on_postgres(true).await {
+        Ok(stage) => stage,
+        Err(why) => return row.skip(&why),
+    };
+    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
+    checker.win(&stage.core, 0..60).await;
+    row.fault();
+    let url = stage.postgres.as_ref().unwrap().url("register");
+    let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url));
+    let (list, token) = (second.admin_url("/admin/v1/campaigns"), stage.core.admin_token());
+    if let Ok(reply) = second.client().try_get(&list, &token).await {
+        assert!(reply.status >= 400, "it takes no calls yet: {}", reply.text());
+    }
+    let status = second.process().wait(SOON).await;
+    assert!(!status.success(), "{status}");
+    let log = second.log();
+    assert!(log.lines().last().unwrap().contains("CLAIMGATE_REDIS_URL"), "{log}");
+    assert_eq!(winners(&checker, &stage.core, 60..140).await, 40);
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+/// A restore, or a replaced host: nobody has to say anything, or it is said to be so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one() {
+    let row = Row::begin("a replaced Redis on the same PostgreSQL");
+    let mut stage = match Stage::on_postgres(true).await {
+        Ok(stage) => stage,
+        Err(why) => return row.skip(&why),
+    };
+    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
+    checker.win(&stage.core, 0..30).await;
+    stage.drained("demo").await;
+    let options = CoreOptions::default()
+        .with("CLAIMGATE_DATABASE_URL", stage.postgres.as_ref().unwrap().url("register"));
+    row.kill();
+    stage.core.stop().await;
+    stage.core = options.clone().with_flag("--take-over").start().await;
+    assert_eq!(winners(&checker, &stage.core, 30..60).await, 30);
+    stage.drained("demo").await;
+    row.kill();
+    stage.core.stop().await;
+    stage.core = Core::launch(options);
+    // 30 s, by itself.
+    eventually(2 * SOON, || async {
+        let reply = stage.core.client().try_get(&stage.core.admin_url("/readyz"), "").await;
+        holds(reply.is_ok_and(|reply| reply.status == 200), || stage.core.log())
+    })
+    .await;
+    assert_eq!(winners(&checker, &stage.core, 60..140).await, 40);
+    stage.judge(row, &checker, Expect::default()).await;
+}

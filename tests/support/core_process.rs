@@ -21,6 +21,7 @@ pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
 #[derive(Debug, Default, Clone)]
 pub struct CoreOptions {
     environment: Vec<(String, String)>,
+    flags: Vec<&'static str>,
 }
 
 impl CoreOptions {
@@ -28,6 +29,13 @@ impl CoreOptions {
     #[must_use]
     pub fn with(mut self, variable: &str, value: impl Into<String>) -> Self {
         self.environment.push((variable.to_owned(), value.into()));
+        self
+    }
+
+    /// With a flag of `serve` that no variable stands for.
+    #[must_use]
+    pub fn with_flag(mut self, flag: &'static str) -> Self {
+        self.flags.push(flag);
         self
     }
 
@@ -74,6 +82,7 @@ impl Core {
         let mut command = command(&binary::claimgate());
         command
             .arg("serve")
+            .args(&options.flags)
             .env("CLAIMGATE_LISTEN", listen.to_string())
             .env("CLAIMGATE_ADMIN_LISTEN", admin.to_string())
             .env("CLAIMGATE_DATA_DIR", folder.path().join("data"))

@@ -69,6 +69,11 @@ impl Postgres {
         let create = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"));
         sqlx::query(create).execute(&pool).await.expect("CREATE DATABASE");
         pool.close().await;
+        self.url(name)
+    }
+
+    /// The address of the database `name`.
+    pub fn url(&self, name: &str) -> String {
         format!("postgres://{OWNER}@localhost:{}/{name}?host={}", self.port, self.folder.path().display())
     }
 

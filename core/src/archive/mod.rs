@@ -5,6 +5,7 @@
 
 mod campaigns;
 mod claims;
+mod serving;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -72,6 +73,11 @@ impl Archive {
         let sqlite = url.starts_with("sqlite:");
         let rows_of_json = if sqlite { "json_each($1)" } else { "jsonb_array_elements(CAST($1 AS JSONB))" };
         Ok(Self { pool, url: url.into(), rows_of_json })
+    }
+
+    /// Whether this is a SQLite file: then only this core can be at work on it, since it has locked the data folder.
+    pub fn is_sqlite(&self) -> bool {
+        self.url.starts_with("sqlite:")
     }
 
     /// The same register over connections of its own. SQLite works on the thread that makes them, or on one like it.

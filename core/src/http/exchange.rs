@@ -21,6 +21,8 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
+use crate::app::App;
+
 /// The largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
 /// How long a body may take to come in.
@@ -151,8 +153,15 @@ fn own_id() -> HeaderValue {
     HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
 }
 
-/// Lets in as many requests at once as core takes; of the others, nothing is tried.
-pub async fn limited(State(permits): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+/// Lets in as many requests at once as core takes, none before it may serve; of the others, nothing is tried.
+pub async fn limited(
+    State((app, permits)): State<(App, Arc<Semaphore>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !app.is_serving() {
+        return Refused(Problem::new(Code::Overloaded, "core is starting")).into_response();
+    }
     match permits.try_acquire() {
         Ok(_permit) => next.run(request).await,
         Err(_) => Refused(Problem::new(Code::Overloaded, "too many requests at once")).into_response(),

@@ -67,7 +67,7 @@ pub fn admin(app: App) -> Router {
 fn with_limits(routes: Router<App>, app: App) -> Router {
     let permits = Arc::new(Semaphore::new(app.concurrency_max));
     routes
-        .layer(from_fn_with_state(permits, limited))
+        .layer(from_fn_with_state((app.clone(), permits), limited))
         .route("/livez", get(|| async { "alive\n" }))
         .route("/readyz", get(ready))
         .fallback(not_found)

@@ -5,6 +5,9 @@ use claimgate_shared::CampaignId;
 /// The consumer group that drains every outbox.
 pub const DRAIN_GROUP: &str = "drain";
 
+/// The random id of this Redis itself.
+pub const STORE: &str = "cg:store";
+
 /// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {

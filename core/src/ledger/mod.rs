@@ -284,6 +284,25 @@ impl Ledger {
         Ok(self.query::<u64>(redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
     }
 
+    /// The server's own id, by which it is told from every other Redis; one that has none gets one.
+    pub async fn store_id(&self) -> Result<String, LedgerError> {
+        let id: Option<String> = self.query(redis::cmd("GET").arg(keys::STORE)).await?;
+        match id {
+            Some(id) => Ok(id),
+            None => {
+                let mut bytes = [0; 16];
+                getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
+                self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
+                self.query(redis::cmd("GET").arg(keys::STORE)).await
+            }
+        }
+    }
+
+    /// Gives the server the id `id`, unless it has one.
+    pub async fn keep_store_id(&self, id: &str) -> Result<(), LedgerError> {
+        self.query::<Value>(redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX")).await.map(drop)
+    }
+
     /// What the server's settings do not promise, each as a sentence; for a Redis that is not core's own.
     pub async fn shortcomings(&self) -> Result<Vec<String>, LedgerError> {
         let mut found = Vec::new();
