@@ -82,7 +82,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             let drain = drain.spawn(draining)?;
             let ended = tokio::select! {
                 told = &mut told => told,
-                lost = keep(&right) => Err(lost.into()),
+                lost = keep(&right, archive.is_sqlite()) => Err(lost.into()),
             };
             app.set_serving(ended.is_ok());
             tracing::info!("stopping");
@@ -128,10 +128,13 @@ async fn begin(app: &App, ours: bool, take_over: bool) -> anyhow::Result<Serving
     Ok(right)
 }
 
-/// Says again and again that this core serves; returns once it may no longer.
-async fn keep(right: &Serving) -> ServingError {
+/// Says again and again that this core serves; returns once it may no longer, which a database of its own never says.
+async fn keep(right: &Serving, alone: bool) -> ServingError {
     loop {
         sleep(RENEW).await;
+        if alone {
+            continue;
+        }
         match right.renew().await {
             Err(lost @ ServingError::AnotherRedis) => return lost,
             // The look at their health says it.

@@ -7,11 +7,9 @@ defect ack_before_commit core/src/outbox.rs \
     '            self.ledger.acknowledge(&known.keys, &read.entries).await?;
             match self.archive.drain(&known.campaign().id, &read.entries).await {'
 defect recovery_skips_the_outbox core/src/recovery.rs \
-    'max(campaign.epoch) + 1;
-        self.drain_all(known).await?;
-        let Some(campaign)' \
-    'max(campaign.epoch) + 1;
-        let Some(campaign)'
+    '        self.drain_all(known).await?;
+        // Of an older epoch' \
+    '        // Of an older epoch'
 defect older_row_wins core/src/archive/claims.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
@@ -78,4 +76,4 @@ defect sequence_given_again core/src/recovery.rs 'campaign.reached.sequence.max(
 defect no_shebang lua/prelude.lua '#!lua
 ' ''
 # The drain, which frees memory, needs none.
-defect drain_needs_memory core/src/ledger/scripts.rs '#!lua flags=no-writes,allow-oom' '#!lua'
+defect drain_needs_memory core/src/ledger/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'

@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, DataArgs, ServeArgs};
 use crate::serve::serve;
+use crate::serving::ServingError;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 
@@ -104,7 +105,15 @@ fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
     };
     match runtime.block_on(serve(config)) {
         Ok(()) => ExitCode::from(DONE),
-        Err(error) => fail(UNAVAILABLE, &format_args!("{error:#}")),
+        Err(error) => fail(status_of(&error), &format_args!("{error:#}")),
+    }
+}
+
+/// Two cores that do not belong together are a wrong configuration; what else ends a core may be gone at the next try.
+fn status_of(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref() {
+        Some(ServingError::AnotherRedis) => USAGE,
+        _ => UNAVAILABLE,
     }
 }
 
