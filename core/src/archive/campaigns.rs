@@ -9,6 +9,7 @@ use sqlx::{Any, Row as _, Transaction};
 
 use super::{Archive, ArchiveError};
 use crate::campaign::{Archived, Campaign, Reached};
+use crate::step;
 
 /// What became of a change.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ impl Archive {
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:create").await;
         let mut transaction = self.pool.begin().await?;
         let written = sqlx::query(
             "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
@@ -63,7 +65,7 @@ impl Archive {
             return select(&mut transaction, &campaign.id).await;
         }
         audit(&mut transaction, None, campaign, change).await?;
-        transaction.commit().await?;
+        step::after(transaction.commit().await)?;
         Ok(None)
     }
 
@@ -74,6 +76,7 @@ impl Archive {
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Changed>, ArchiveError> {
+        step::before("sql:change").await;
         let mut transaction = self.pool.begin().await?;
         // Begins with a write that changes nothing, to hold the row: see the module's head.
         sqlx::query("UPDATE campaigns SET version = version WHERE id = $1")
@@ -105,24 +108,26 @@ impl Archive {
         .execute(&mut *transaction)
         .await?;
         audit(&mut transaction, Some(&before), &after, change).await?;
-        transaction.commit().await?;
+        step::after(transaction.commit().await)?;
         Ok(Some(Changed::Done(after)))
     }
 
     /// The campaign `id`.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
-        let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await?;
+        step::before("sql:campaign").await;
+        let row = step::after(sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await)?;
         row.as_ref().map(read).transpose()
     }
 
     /// Up to `limit` campaigns in the order of their ids, those after `after` first.
     pub async fn campaigns(&self, after: &str, limit: u32) -> Result<Vec<Campaign>, ArchiveError> {
+        step::before("sql:campaigns").await;
         let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
             .bind(after)
             .bind(i64::from(limit))
             .fetch_all(&self.pool)
-            .await?;
-        rows.iter().map(read).collect()
+            .await;
+        step::after(rows)?.iter().map(read).collect()
     }
 
     /// Raises the campaign's epoch from `from` to `to`, so that whatever an older one still wants to write is stored as
@@ -133,6 +138,7 @@ impl Archive {
         (from, to): (u64, u64),
         reached: Reached,
     ) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:raise_epoch").await;
         let row = sqlx::query(
             "UPDATE campaigns SET epoch = $1, archived_at = NULL, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
@@ -144,8 +150,8 @@ impl Archive {
         .bind(id.as_str())
         .bind(big(from))
         .fetch_optional(&self.pool)
-        .await?;
-        row.as_ref().map(read).transpose()
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 
     /// Takes note that a drained campaign leaves Redis, raising its epoch from `from` to `to`; `None` when it is not
@@ -157,6 +163,7 @@ impl Archive {
         archived: Archived,
         at: Timestamp,
     ) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:archive_campaign").await;
         let row = sqlx::query(
             "UPDATE campaigns SET epoch = $1, archived_at = $2, archived_taken = $3, archived_sequence = $4 \
              WHERE id = $5 AND epoch = $6 RETURNING *",
@@ -168,8 +175,8 @@ impl Archive {
         .bind(id.as_str())
         .bind(big(from))
         .fetch_optional(&self.pool)
-        .await?;
-        row.as_ref().map(read).transpose()
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 }
 

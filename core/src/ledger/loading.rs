@@ -128,7 +128,14 @@ impl<'a> Loader<'a> {
         }
         call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.token).arg(step);
         arguments(&mut call);
-        let reply = self.ledger.run_on(&mut self.session, &call).await?;
+        let name = match step {
+            "begin" => "redis:load.begin",
+            "users" => "redis:load.users",
+            "claims" => "redis:load.claims",
+            "holds" => "redis:load.holds",
+            _ => "redis:load.open",
+        };
+        let reply = self.ledger.run_on(&mut self.session, name, &call).await?;
         match scripts::word(reply, &["done", "late"]).map_err(LedgerError::from)? {
             Ok(0) => Ok(()),
             Ok(_) => Err(LoadError::Late),
@@ -161,12 +168,12 @@ fn user_record(claims: &[Record], apart: usize) -> Vec<u8> {
 impl Ledger {
     /// Drops a closed campaign's keys. What people have yet to look at stays.
     pub async fn drop_keys(&self, keys: &Keys) -> Result<(), LedgerError> {
-        self.query::<redis::Value>(redis::cmd("UNLINK").arg(&keys.all())).await.map(drop)
+        self.query::<redis::Value>("redis:drop_keys", redis::cmd("UNLINK").arg(&keys.all())).await.map(drop)
     }
 
     /// Stops every decision on a campaign until it has been loaded anew; the epoch Redis has it in, 0 for none.
     pub async fn close(&self, keys: &Keys) -> Result<u64, LedgerError> {
-        Ok(scripts::closed(self.run(&close(keys)).await?)?)
+        Ok(scripts::closed(self.run("redis:close", &close(keys)).await?)?)
     }
 }
 
