@@ -7,7 +7,8 @@ use claimgate_shared::Outcome;
 use metrics::{
     Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
-use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+pub use metrics_exporter_prometheus::PrometheusHandle;
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 use crate::gate::Decision;
 use crate::ledger::LedgerError;

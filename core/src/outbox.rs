@@ -21,6 +21,8 @@ use crate::recovery::{Recovery, RecoveryError};
 
 /// How long one look waits for something new; also how soon a campaign just made is listened to.
 const WAIT: Duration = Duration::from_millis(200);
+/// The same for a single round. Redis takes 0 for no end.
+const ROUND_WAIT: Duration = Duration::from_millis(1);
 /// What another core has read and left lying for so long is taken over.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often to look for that.
@@ -51,12 +53,16 @@ pub struct Drain {
     pub consumer: String,
 }
 
+/// Why a round of the drain broke off.
 #[derive(Debug, thiserror::Error)]
-enum RoundError {
+pub enum RoundError {
+    /// Redis.
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    /// SQL.
     #[error(transparent)]
     Drain(#[from] DrainError),
+    /// Suspending a campaign.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
 }
@@ -129,39 +135,79 @@ impl Drain {
         // What was read before a connection broke, or before a restart, is still ours to commit.
         let mut caught_up: HashSet<String> = HashSet::new();
         loop {
-            let known: Vec<_> =
-                self.campaigns.all().into_iter().filter(|known| known.is_in_redis()).collect();
-            let new: Vec<_> =
-                known.iter().filter(|known| !caught_up.contains(&known.keys.outbox)).cloned().collect();
-            for known in &new {
-                while self
-                    .commit_all(
-                        slice::from_ref(known),
-                        reader.read_again(slice::from_ref(&known.keys)).await?,
-                    )
-                    .await?
-                    > 0
-                {}
-                caught_up.insert(known.keys.outbox.clone());
-            }
+            let known = self.in_redis();
+            self.catch_up(&mut reader, &known, &mut caught_up).await?;
             if taken_over_at.elapsed() > TAKE_OVER {
                 taken_over_at = Instant::now();
-                self.take_over(&mut reader, &known).await?;
+                self.take_over(&mut reader, &known, IDLE).await?;
             }
             if known.is_empty() {
                 sleep(WAIT).await;
                 continue;
             }
-            let keys: Vec<_> = known.iter().map(|known| known.keys.clone()).collect();
-            let read = reader.read_new(&keys, WAIT).await?;
-            self.commit_all(&known, read).await?;
+            self.move_new(&mut reader, &known, WAIT).await?;
         }
     }
 
-    /// Finishes what cores that are gone have begun.
-    async fn take_over(&self, reader: &mut OutboxReader, known: &[Arc<Known>]) -> Result<(), RoundError> {
+    /// One round of the drain, as after a start: what this core had read, what others have left lying for `idle`, and what
+    /// is new, at most 64 entries a campaign.
+    pub async fn round(&self, idle: Duration) -> Result<(), RoundError> {
+        let round = async {
+            let mut reader = self.ledger.outbox_reader(&self.consumer, WAIT).await?;
+            let known = self.in_redis();
+            self.catch_up(&mut reader, &known, &mut HashSet::new()).await?;
+            self.take_over(&mut reader, &known, idle).await?;
+            if !known.is_empty() {
+                self.move_new(&mut reader, &known, ROUND_WAIT).await?;
+            }
+            Ok(())
+        };
+        round.await.inspect_err(|_| self.distrust_all())
+    }
+
+    fn in_redis(&self) -> Vec<Arc<Known>> {
+        self.campaigns.all().into_iter().filter(|known| known.is_in_redis()).collect()
+    }
+
+    /// Commits what was read of each campaign and not taken off, once for each that is not in `caught_up` yet.
+    async fn catch_up(
+        &self,
+        reader: &mut OutboxReader,
+        known: &[Arc<Known>],
+        caught_up: &mut HashSet<String>,
+    ) -> Result<(), RoundError> {
         for known in known {
-            let read = reader.take_over(&known.keys, IDLE).await?;
+            if caught_up.contains(&known.keys.outbox) {
+                continue;
+            }
+            let (one, keys) = (slice::from_ref(known), slice::from_ref(&known.keys));
+            while self.commit_all(one, reader.read_again(keys).await?).await? > 0 {}
+            caught_up.insert(known.keys.outbox.clone());
+        }
+        Ok(())
+    }
+
+    async fn move_new(
+        &self,
+        reader: &mut OutboxReader,
+        known: &[Arc<Known>],
+        wait: Duration,
+    ) -> Result<(), RoundError> {
+        let keys: Vec<_> = known.iter().map(|known| known.keys.clone()).collect();
+        let read = reader.read_new(&keys, wait).await?;
+        self.commit_all(known, read).await?;
+        Ok(())
+    }
+
+    /// Finishes what cores that are gone have begun.
+    async fn take_over(
+        &self,
+        reader: &mut OutboxReader,
+        known: &[Arc<Known>],
+        idle: Duration,
+    ) -> Result<(), RoundError> {
+        for known in known {
+            let read = reader.take_over(&known.keys, idle).await?;
             self.commit(known, read).await?;
         }
         Ok(())

@@ -14,14 +14,12 @@ use tokio::time::{Instant, sleep};
 use crate::app::App;
 use crate::archive::Archive;
 use crate::config::{self, Config};
-use crate::gate::Gate;
+use crate::engine::{self, Engine};
 use crate::http;
 use crate::http::auth::Gatekeeper;
 use crate::ledger::Ledger;
 use crate::ledger::embedded::{Embedded, Settings};
 use crate::metrics;
-use crate::outbox::Drain;
-use crate::recovery::Recovery;
 use crate::serving::{Serving, ServingError};
 
 /// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
@@ -45,24 +43,23 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let archive = Archive::open(&config.database_url)
         .await
         .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?;
-    let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, archive.clone(), config.outbox_max));
-    let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), config.archive_after));
-    let drain = Drain {
-        ledger: Arc::clone(&ledger),
-        archive: archive.clone(),
-        campaigns: Arc::clone(&recovery.campaigns),
-        recovery: Arc::clone(&recovery),
-        consumer: config.core_id,
-    };
     let gatekeeper = Gatekeeper::new(config.credentials);
     tokio::spawn(keep_credentials(
         gatekeeper.clone(),
         config.data_dir.clone(),
         signal(SignalKind::hangup())?,
     ));
-    let gate = Gate::new(ledger, config.batch_max);
-    let app =
-        App::new(gate, archive.clone(), Arc::clone(&recovery), gatekeeper, metrics, config.concurrency_max);
+    let Engine { app, drain } = Engine::new(engine::Settings {
+        redis_url,
+        archive: archive.clone(),
+        outbox_max: config.outbox_max,
+        archive_after: config.archive_after,
+        core_id: config.core_id,
+        batch_max: config.batch_max,
+        concurrency_max: config.concurrency_max,
+        gatekeeper,
+        metrics,
+    })?;
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_draining, draining) = watch::channel(false);
@@ -76,7 +73,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             app.set_serving(true);
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
             let workers = [
-                tokio::spawn(recovery.run(serving.clone())),
+                tokio::spawn(Arc::clone(&app.recovery).run(serving.clone())),
                 tokio::spawn(app.clone().watch(serving)),
             ];
             let drain = drain.spawn(draining)?;

@@ -72,6 +72,13 @@ impl Sql {
         row.await.expect("one row").try_get(0).expect("a number")
     }
 
+    /// The numbers of the one row that `query` asks for; `$1` is the campaign. `None` when there is no such row.
+    pub async fn numbers(&self, query: &'static str, campaign: &str) -> Option<Vec<Option<i64>>> {
+        let row = sqlx::query(query).bind(campaign.to_owned()).fetch_optional(&self.pool);
+        let row = row.await.expect("at most one row")?;
+        Some((0..row.len()).map(|at| row.try_get(at).expect("a number")).collect())
+    }
+
     /// Runs a statement; the number of rows it touched.
     pub async fn run(&self, statement: String) -> u64 {
         let statement = sqlx::AssertSqlSafe(statement);

@@ -9,6 +9,7 @@ use sqlx::{Any, Row as _, Transaction};
 
 use super::{Archive, ArchiveError};
 use crate::campaign::{Archived, Campaign, Reached, RegisterId};
+use crate::step;
 
 /// What became of a change.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ impl Archive {
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:create").await;
         let mut transaction = self.pool.begin().await?;
         let written = sqlx::query(
             "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
@@ -66,7 +68,7 @@ impl Archive {
             return select(&mut transaction, &campaign.id).await;
         }
         audit(&mut transaction, None, campaign, change).await?;
-        transaction.commit().await?;
+        step::after(transaction.commit().await)?;
         Ok(None)
     }
 
@@ -78,6 +80,7 @@ impl Archive {
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Changed>, ArchiveError> {
+        step::before("sql:change").await;
         let mut transaction = self.pool.begin().await?;
         // Begins with a write that changes nothing, to hold the row: see the module's head.
         sqlx::query("UPDATE campaigns SET version = version WHERE id = $1")
@@ -112,34 +115,37 @@ impl Archive {
         .await?;
         let after = read(&row)?;
         audit(&mut transaction, Some(&before), &after, change).await?;
-        transaction.commit().await?;
+        step::after(transaction.commit().await)?;
         Ok(Some(Changed::Done(after)))
     }
 
     /// The campaign `id`.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
-        let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await?;
+        step::before("sql:campaign").await;
+        let row = step::after(sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await)?;
         row.as_ref().map(read).transpose()
     }
 
     /// Up to `limit` campaigns in the order of their ids, those after `after` first.
     pub async fn campaigns(&self, after: &str, limit: u32) -> Result<Vec<Campaign>, ArchiveError> {
+        step::before("sql:campaigns").await;
         let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
             .bind(after)
             .bind(i64::from(limit))
             .fetch_all(&self.pool)
-            .await?;
-        rows.iter().map(read).collect()
+            .await;
+        step::after(rows)?.iter().map(read).collect()
     }
 
     /// Draws the campaign's next fencing token; `None` when there is no such campaign. Who suspends the campaign in Redis
     /// under it is the newest, whatever else is on its way there.
     pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:draw_token").await;
         let row = sqlx::query("UPDATE campaigns SET token = token + 1 WHERE id = $1 RETURNING *")
             .bind(id.as_str())
             .fetch_optional(&self.pool)
-            .await?;
-        row.as_ref().map(read).transpose()
+            .await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 
     /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
@@ -151,6 +157,7 @@ impl Archive {
         to: u64,
         reached: Reached,
     ) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:raise_epoch").await;
         let row = sqlx::query(
             "UPDATE campaigns SET epoch = $1, archived_at = NULL, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
@@ -164,8 +171,8 @@ impl Archive {
         .bind(big(drawn.epoch))
         .bind(big(drawn.token))
         .fetch_optional(&self.pool)
-        .await?;
-        row.as_ref().map(read).transpose()
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 
     /// Records that `drawn`, whose token was drawn and has suspended it in Redis, and which was drained then, leaves Redis,
@@ -177,6 +184,7 @@ impl Archive {
         archived: Archived,
         at: Timestamp,
     ) -> Result<Option<Campaign>, ArchiveError> {
+        step::before("sql:archive_campaign").await;
         let row = sqlx::query(
             "UPDATE campaigns SET epoch = $1, archived_at = $2, archived_taken = $3, archived_sequence = $4, \
              keys_dropped = 0 WHERE id = $5 AND epoch = $6 AND token = $7 AND version = $8 RETURNING *",
@@ -190,29 +198,32 @@ impl Archive {
         .bind(big(drawn.token))
         .bind(big(drawn.version))
         .fetch_optional(&self.pool)
-        .await?;
-        row.as_ref().map(read).transpose()
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 
     /// Records that the keys of `evicted` are gone from Redis.
     pub async fn keys_dropped(&self, evicted: &Campaign) -> Result<(), ArchiveError> {
-        sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
+        step::before("sql:keys_dropped").await;
+        let done = sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
             .bind(evicted.id.as_str())
             .bind(big(evicted.token))
             .execute(&self.pool)
-            .await?;
+            .await;
+        step::after(done)?;
         Ok(())
     }
 
     /// Up to `limit` campaigns that have left Redis, but whose keys may still be there.
     pub async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, ArchiveError> {
+        step::before("sql:keys_to_drop").await;
         let rows = sqlx::query(
             "SELECT * FROM campaigns WHERE keys_dropped = 0 AND archived_at IS NOT NULL ORDER BY id LIMIT $1",
         )
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
-        .await?;
-        rows.iter().map(read).collect()
+        .await;
+        step::after(rows)?.iter().map(read).collect()
     }
 }
 

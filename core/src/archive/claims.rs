@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, StreamExt as _, future, stream};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Connection as _, Row as _, Transaction};
@@ -15,6 +15,7 @@ use super::campaigns::{big, unreadable, unsigned};
 use super::{Archive, ArchiveError};
 use crate::ledger::events::{Entry, Event};
 use crate::ledger::record::Record;
+use crate::step;
 
 /// Why entries were not written.
 #[derive(Debug, thiserror::Error)]
@@ -106,19 +107,21 @@ impl Archive {
     /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
     pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
+        step::before("sql:drain").await;
         let mut transaction = self.pool.begin().await?;
         let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
         let mut rows = newest(entries);
         // In the order of their ids each page of the index is visited once.
         rows.sort_unstable_by_key(|row| (row.event.user.as_str(), row.event.claim.digest));
         self.insert(campaign, epoch, &rows).execute(&mut *transaction).await?;
-        transaction.commit().await?;
+        step::after(transaction.commit().await)?;
         Ok(())
     }
 
     /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
     /// it was granted by a Redis that had lost what SQL holds in its place.
     pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
+        step::before("sql:salvage").await;
         let mut transaction = self.pool.begin().await?;
         let locked = lock_campaign(&mut transaction, campaign, entries).await?;
         let mut revoked = 0;
@@ -132,7 +135,7 @@ impl Archive {
                 revoked += 1;
             }
         }
-        transaction.commit().await?;
+        step::after(transaction.commit().await)?;
         Ok(revoked)
     }
 
@@ -141,17 +144,19 @@ impl Archive {
         &self,
         campaign: &CampaignId,
     ) -> impl Stream<Item = Result<(UserId, Record), ArchiveError>> {
-        sqlx::query(
+        let rows = sqlx::query(
             "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at FROM claims \
              WHERE campaign_id = $1 AND status <> 'revoked' ORDER BY user_id, sequence",
         )
         .bind(campaign.to_string())
         .fetch(&self.pool)
-        .map(|row| read_record(&row?))
+        .map(|row| read_record(&row?));
+        stream::once(step::before("sql:by_user")).filter_map(|()| future::ready(None)).chain(rows)
     }
 
     /// What SQL holds of a campaign, summed up.
     pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, ArchiveError> {
+        step::before("sql:totals").await;
         let row = sqlx::query(
             "SELECT COUNT(*), CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
              COALESCE(MAX(sequence), 0), \
@@ -163,7 +168,8 @@ impl Archive {
         )
         .bind(campaign.as_str())
         .fetch_one(&self.pool)
-        .await?;
+        .await;
+        let row = step::after(row)?;
         Ok(Totals {
             claims: unsigned(row.try_get(0)?)?,
             taken: unsigned(row.try_get(1)?)?,
@@ -188,11 +194,12 @@ impl Archive {
             digest: record.digest,
         };
         let ids: Vec<_> = claims.iter().map(|(user, record)| [id(user, record).to_string()]).collect();
+        step::before("sql:lacking").await;
         let known = sqlx::query(AssertSqlSafe(REVISIONS.replace("{rows}", self.rows_of_json)))
             .bind(serde_json::to_string(&ids).unwrap_or_default())
             .fetch_all(&self.pool)
-            .await?;
-        let known = known
+            .await;
+        let known = step::after(known)?
             .iter()
             .map(|row| Ok((row.try_get::<String, _>(0)?, unsigned(row.try_get(1)?)?)))
             .collect::<Result<HashMap<_, _>, ArchiveError>>()?;
@@ -208,6 +215,7 @@ impl Archive {
         campaign: &CampaignId,
         limit: u32,
     ) -> Result<Vec<(u64, u64)>, ArchiveError> {
+        step::before("sql:sequence_gaps").await;
         let rows = sqlx::query(
             "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
              LAG(sequence, 1, 0) OVER (ORDER BY sequence) AS before FROM claims WHERE campaign_id = $1) AS neighbours \
@@ -216,17 +224,21 @@ impl Archive {
         .bind(campaign.as_str())
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
-        .await?;
-        rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
+        .await;
+        step::after(rows)?
+            .iter()
+            .map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?)))
+            .collect()
     }
 
     /// The claim `id` as SQL has it.
     pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, ArchiveError> {
+        step::before("sql:claim").await;
         let row = sqlx::query("SELECT * FROM claims WHERE id = $1")
             .bind(id.to_string())
             .fetch_optional(&self.pool)
-            .await?;
-        row.as_ref().map(read).transpose()
+            .await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 
     /// Up to `limit` claims of a campaign, those behind `after`.
@@ -236,6 +248,7 @@ impl Archive {
         after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, ArchiveError> {
+        step::before("sql:claims").await;
         let found = sqlx::query(
             "SELECT * FROM claims WHERE campaign_id = $1 AND (sequence > $2 OR (sequence = $2 AND id > $3)) \
              ORDER BY sequence, id LIMIT $4",
@@ -245,8 +258,8 @@ impl Archive {
         .bind(after.id.as_str())
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
-        .await?;
-        let rows = found.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        .await;
+        let rows = step::after(found)?.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let full = rows.len() == usize::try_from(limit).unwrap_or(usize::MAX);
         let next = rows
             .last()

@@ -16,6 +16,7 @@ use super::link::RESPONSE_TIMEOUT;
 use super::record::{Record, timestamp};
 use super::scripts;
 use super::{Ledger, LedgerError};
+use crate::step;
 
 /// Entries read at once from each campaign's stream.
 const ENTRIES_MAX: usize = 64;
@@ -158,11 +159,12 @@ impl OutboxReader {
     pub async fn take_over(&mut self, keys: &Keys, idle: Duration) -> Result<Read, LedgerError> {
         let idle_ms = usize::try_from(idle.as_millis()).unwrap_or(usize::MAX);
         let options = StreamAutoClaimOptions::default().count(ENTRIES_MAX);
-        let reply: StreamAutoClaimReply = self
+        step::before("redis:read.take_over").await;
+        let reply = self
             .connection
             .xautoclaim_options(&keys.outbox, DRAIN_GROUP, &self.consumer, idle_ms, "0", options)
-            .await
-            .map_err(LedgerError::of)?;
+            .await;
+        let reply: StreamAutoClaimReply = step::after(reply).map_err(LedgerError::of)?;
         Ok(Read::of(reply.claimed))
     }
 
@@ -174,11 +176,9 @@ impl OutboxReader {
     ) -> Result<HashMap<String, Read>, LedgerError> {
         let options = options.group(DRAIN_GROUP, &self.consumer).count(ENTRIES_MAX);
         let streams: Vec<&str> = keys.iter().map(|keys| keys.outbox.as_str()).collect();
-        let reply: Option<StreamReadReply> = self
-            .connection
-            .xread_options(&streams, &vec![from; streams.len()], &options)
-            .await
-            .map_err(LedgerError::of)?;
+        step::before(if from == ">" { "redis:read.new" } else { "redis:read.again" }).await;
+        let reply = self.connection.xread_options(&streams, &vec![from; streams.len()], &options).await;
+        let reply: Option<StreamReadReply> = step::after(reply).map_err(LedgerError::of)?;
         let streams = reply.map(|reply| reply.keys).unwrap_or_default();
         Ok(streams.into_iter().map(|stream| (stream.key, Read::of(stream.ids))).collect())
     }
@@ -209,34 +209,35 @@ impl Ledger {
         for entry in entries {
             call.arg(&entry.id).arg(entry.events.len());
         }
-        Ok(scripts::count(&self.run(&call).await?)?)
+        Ok(scripts::count(&self.run("redis:ack", &call).await?)?)
     }
 
     /// Moves an entry that no core has written out of the drain's way.
     pub async fn park(&self, keys: &Keys, id: &str) -> Result<(), LedgerError> {
         let mut call = scripts::PARK.prepare_invoke();
         call.key(&keys.outbox).key(&keys.dead).arg(id);
-        self.run(&call).await.map(drop)
+        self.run("redis:park", &call).await.map(drop)
     }
 
     /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.
     pub async fn outbox_page(&self, keys: &Keys, after: &str) -> Result<Option<(Read, String)>, LedgerError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(ENTRIES_MAX);
-        let page: StreamRangeReply = self.query(&command).await?;
+        let page: StreamRangeReply = self.query("redis:outbox_page", &command).await?;
         let last = page.ids.last().map(|item| item.id.clone());
         Ok(last.map(|last| (Read::of(page.ids), last)))
     }
 
     /// How the outbox stands.
     pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, LedgerError> {
-        let entries: u64 = self.query(redis::cmd("XLEN").arg(&keys.outbox)).await?;
+        let entries: u64 =
+            self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;
         let mut first = redis::cmd("XRANGE");
         // Behind the sentinels, whose ids begin with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
-        let first: StreamRangeReply = self.query(&first).await?;
+        let first: StreamRangeReply = self.query("redis:outbox_state.oldest", &first).await?;
         let oldest = first.ids.first().and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
-        let parked = self.query(redis::cmd("XLEN").arg(&keys.dead)).await?;
+        let parked = self.query("redis:outbox_state.parked", redis::cmd("XLEN").arg(&keys.dead)).await?;
         Ok(OutboxState { entries: entries.saturating_sub(1), oldest, parked })
     }
 }

@@ -135,7 +135,14 @@ impl<'a> Loader<'a> {
         let mut call = call_on(&scripts::LOAD, self.keys);
         call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.campaign.token).arg(step);
         arguments(&mut call);
-        let reply = self.ledger.run_on(&mut self.session, &call).await?;
+        let name = match step {
+            "begin" => "redis:load.begin",
+            "users" => "redis:load.users",
+            "claims" => "redis:load.claims",
+            "holds" => "redis:load.holds",
+            _ => "redis:load.open",
+        };
+        let reply = self.ledger.run_on(&mut self.session, name, &call).await?;
         match scripts::word(reply, &["done", "late"]).map_err(LedgerError::from)? {
             Ok(0) => Ok(()),
             Ok(_) => Err(LoadError::Late),
@@ -171,7 +178,7 @@ impl Ledger {
     pub async fn suspend(&self, keys: &Keys, campaign: &Campaign) -> Result<Suspended, LoadError> {
         let mut call = call_on(&scripts::SUSPEND, keys);
         call.arg(scripts::LAYOUT).arg(campaign.register_id.as_str()).arg(campaign.token);
-        let reply = self.run(&call).await?;
+        let reply = self.run("redis:suspend", &call).await?;
         match scripts::suspended(reply).map_err(LedgerError::from)? {
             Ok(suspended) => suspended.ok_or(LoadError::Late),
             Err(why) => Err(LedgerError::NotReady(why).into()),
@@ -182,6 +189,6 @@ impl Ledger {
     pub async fn drop_keys(&self, keys: &Keys, campaign: &Campaign) -> Result<bool, LedgerError> {
         let mut call = call_on(&scripts::DROP, keys);
         call.arg(campaign.token);
-        Ok(scripts::count(&self.run(&call).await?)? == 1)
+        Ok(scripts::count(&self.run("redis:drop", &call).await?)? == 1)
     }
 }

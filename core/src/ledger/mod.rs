@@ -22,6 +22,7 @@ use self::scripts::{Counters, Decided, Lease, Malformed, Nothing};
 use crate::archive::{Archive, ArchiveError};
 use crate::campaign::{Campaign, Reached};
 use crate::campaigns::Known;
+use crate::step;
 
 /// Why Redis gave no decision.
 #[derive(Debug, thiserror::Error)]
@@ -131,7 +132,7 @@ impl Ledger {
             scripts::put_claim(&mut claims, id, quantity);
         }
         let reply = self
-            .call(known, &scripts::CLAIM, |call| {
+            .call(known, "redis:claim", &scripts::CLAIM, |call| {
                 call.arg(self.backlog_max).arg(&claims[..]);
             })
             .await?;
@@ -154,7 +155,7 @@ impl Ledger {
             Settlement::Return => "return",
         };
         let reply = self
-            .call(known, &scripts::SETTLE, |call| {
+            .call(known, "redis:settle", &scripts::SETTLE, |call| {
                 call.arg(verb).arg(id.user.as_str()).arg(&id.digest[..]);
             })
             .await?;
@@ -172,7 +173,7 @@ impl Ledger {
         id: Option<&ClaimId>,
     ) -> Result<(Counters, Option<Record>), LedgerError> {
         let reply = self
-            .call(known, &scripts::FIND, |call| {
+            .call(known, "redis:find", &scripts::FIND, |call| {
                 if let Some(id) = id {
                     call.arg(id.user.as_str()).arg(&id.digest[..]);
                 }
@@ -184,7 +185,7 @@ impl Ledger {
     /// Applies the rules of `campaign`, unless Redis holds newer ones.
     pub async fn change(&self, known: &Known, campaign: &Campaign) -> Result<(), LedgerError> {
         let reply = self
-            .call(known, &scripts::CHANGE, |call| {
+            .call(known, "redis:change", &scripts::CHANGE, |call| {
                 call.arg(campaign.version);
                 rule_fields(call, campaign);
             })
@@ -205,7 +206,12 @@ impl Ledger {
             call.key(key);
         }
         call.arg(verb).arg(owner).arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
-        Ok(scripts::lease(self.run(&call).await?)?)
+        let name = match verb {
+            "acquire" => "redis:lock.acquire",
+            "release" => "redis:lock.release",
+            _ => "redis:lock.renew",
+        };
+        Ok(scripts::lease(self.run(name, &call).await?)?)
     }
 
     /// The most events the outbox may hold before new claims are put off.
@@ -216,7 +222,7 @@ impl Ledger {
     /// That nothing is left of the campaign, and for how long that is certain; `None` when there is, or when another rule
     /// refuses first.
     pub async fn nothing_left(&self, known: &Known) -> Result<Option<Nothing>, LedgerError> {
-        let reply = self.call(known, &scripts::SOLD_OUT, |_| {}).await?;
+        let reply = self.call(known, "redis:sold_out", &scripts::SOLD_OUT, |_| {}).await?;
         ready(known, scripts::nothing(reply)?)
     }
 
@@ -240,7 +246,7 @@ impl Ledger {
         };
         let mut scan = redis::cmd("HSCAN");
         scan.arg(key).arg(cursor).arg("COUNT").arg(1000);
-        let (next, page): (u64, Vec<HashEntry>) = self.query(&scan).await?;
+        let (next, page): (u64, Vec<HashEntry>) = self.query("redis:claims_page", &scan).await?;
         let page = page.iter().filter(|(field, _)| field != b".");
         let claims = match at {
             ClaimScan::Users(_) => page.flat_map(|(user, record)| record::claims_of(user, record)).collect(),
@@ -261,7 +267,7 @@ impl Ledger {
         loop {
             let mut scan = redis::cmd("HSCAN");
             scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
-            let (next, page): (u64, Vec<HashEntry>) = self.query(&scan).await?;
+            let (next, page): (u64, Vec<HashEntry>) = self.query("redis:each_user", &scan).await?;
             for (user, record) in page.iter().filter(|(user, _)| user != b".") {
                 see(user, record);
             }
@@ -274,33 +280,37 @@ impl Ledger {
 
     /// How many claims are held, and how many of them were due before `due_before`.
     pub async fn hold_state(&self, keys: &Keys, due_before: Timestamp) -> Result<HoldState, LedgerError> {
-        let held: u64 = self.query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf")).await?;
-        let due = self.query(redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg(due_before.as_ms())).await?;
-        Ok(HoldState { held, stranded: due })
+        let all = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf").to_owned();
+        let held = self.query("redis:hold_state.held", &all).await?;
+        let due = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg(due_before.as_ms()).to_owned();
+        let stranded = self.query("redis:hold_state.due", &due).await?;
+        Ok(HoldState { held, stranded })
     }
 
     /// Whether any of these keys is there, whoever's they are.
     pub async fn holds_any(&self, keys: &Keys) -> Result<bool, LedgerError> {
-        Ok(self.query::<u64>(redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
+        Ok(self.query::<u64>("redis:holds_any", redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
     }
 
     /// The server's own id, by which it is told from every other Redis; one that has none gets one.
     pub async fn store_id(&self) -> Result<String, LedgerError> {
-        let id: Option<String> = self.query(redis::cmd("GET").arg(keys::STORE)).await?;
+        let id: Option<String> = self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await?;
         match id {
             Some(id) => Ok(id),
             None => {
                 let mut bytes = [0; 16];
                 getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
                 self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
-                self.query(redis::cmd("GET").arg(keys::STORE)).await
+                self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await
             }
         }
     }
 
     /// Gives the server the id `id`, unless it has one.
     pub async fn keep_store_id(&self, id: &str) -> Result<(), LedgerError> {
-        self.query::<Value>(redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX")).await.map(drop)
+        self.query::<Value>("redis:keep_store_id", redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX"))
+            .await
+            .map(drop)
     }
 
     /// What the server's settings do not promise, each as a sentence; for a Redis that is not core's own.
@@ -309,7 +319,8 @@ impl Ledger {
         for (setting, wanted, promise) in SETTINGS {
             let mut command = redis::cmd("CONFIG");
             command.arg("GET").arg(*setting);
-            let value = match allowed(self.query::<Vec<(String, String)>>(&command).await)? {
+            let value = match allowed(self.query::<Vec<(String, String)>>("redis:settings", &command).await)?
+            {
                 Some(pairs) => pairs.into_iter().next().map_or("unknown".to_owned(), |(_, value)| value),
                 None => "not allowed to ask".to_owned(),
             };
@@ -317,7 +328,9 @@ impl Ledger {
                 found.push(format!("{setting} is '{value}', not '{wanted}': {promise}"));
             }
         }
-        if allowed(self.query::<Value>(redis::cmd("INFO").arg("replication")).await)?.is_none() {
+        if allowed(self.query::<Value>("redis:settings", redis::cmd("INFO").arg("replication")).await)?
+            .is_none()
+        {
             found.push("INFO is not allowed: a replica's promotion is not noticed, and limits may be passed after it".to_owned());
         }
         Ok(found)
@@ -325,7 +338,7 @@ impl Ledger {
 
     /// Whether Redis answers.
     pub async fn ping(&self) -> Result<(), LedgerError> {
-        self.query::<Value>(&redis::cmd("PING")).await.map(drop)
+        self.query::<Value>("redis:ping", &redis::cmd("PING")).await.map(drop)
     }
 
     /// Calls a script on a campaign. When another core has loaded the campaign since this one last looked into SQL, it
@@ -333,10 +346,11 @@ impl Ledger {
     async fn call(
         &self,
         known: &Known,
+        name: &'static str,
         script: &Script,
         arguments: impl Fn(&mut ScriptInvocation<'_>),
     ) -> Result<Value, LedgerError> {
-        let reply = self.call_resent(known, script, &arguments).await?;
+        let reply = self.call_resent(known, name, script, &arguments).await?;
         if !scripts::is_of_another_epoch(&reply) {
             return Ok(reply);
         }
@@ -344,7 +358,7 @@ impl Ledger {
         match self.archive.campaign(&campaign.id).await {
             Ok(Some(now)) if now.epoch > campaign.epoch => {
                 known.learn(now);
-                self.call_resent(known, script, &arguments).await
+                self.call_resent(known, name, script, &arguments).await
             }
             _ => Ok(reply),
         }
@@ -355,10 +369,11 @@ impl Ledger {
     async fn call_resent(
         &self,
         known: &Known,
+        name: &'static str,
         script: &Script,
         arguments: &impl Fn(&mut ScriptInvocation<'_>),
     ) -> Result<Value, LedgerError> {
-        let first = self.try_call(known, script, arguments).await;
+        let first = self.try_call(known, name, script, arguments).await;
         match first {
             // Scripts may be lost again between their being loaded and called: nothing was done then. What cannot be
             // parsed was cut short.
@@ -367,7 +382,7 @@ impl Ledger {
                     || error.kind() == ErrorKind::Parse
                     || error.code() == Some("NOSCRIPT") =>
             {
-                self.try_call(known, script, arguments).await
+                self.try_call(known, name, script, arguments).await
             }
             first => first,
         }
@@ -376,6 +391,7 @@ impl Ledger {
     async fn try_call(
         &self,
         known: &Known,
+        name: &'static str,
         script: &Script,
         arguments: &impl Fn(&mut ScriptInvocation<'_>),
     ) -> Result<Value, LedgerError> {
@@ -385,7 +401,7 @@ impl Ledger {
         }
         let mut call = invocation(script, known, &known.campaign(), &session);
         arguments(&mut call);
-        self.run_on(&mut session, &call).await
+        self.run_on(&mut session, name, &call).await
     }
 
     /// Behind a new connection may be a Redis that has lost claims, or has old rules: only SQL can tell how far the
@@ -398,7 +414,7 @@ impl Ledger {
         let mut change = invocation(&scripts::CHANGE, known, &campaign, session);
         change.arg(campaign.version);
         rule_fields(&mut change, &campaign);
-        let reply = match self.run_on(session, &change).await {
+        let reply = match self.run_on(session, "redis:change", &change).await {
             // Without memory nothing is granted either; the drain still has to find its campaigns.
             Err(LedgerError::OutOfMemory(_)) => return Ok(()),
             reply => reply?,
@@ -411,18 +427,29 @@ impl Ledger {
         Ok(())
     }
 
-    async fn run(&self, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
-        self.run_on(&mut self.link.session().await?, call).await
+    async fn run(&self, name: &'static str, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
+        self.run_on(&mut self.link.session().await?, name, call).await
     }
 
-    async fn run_on(&self, session: &mut Session, call: &ScriptInvocation<'_>) -> Result<Value, LedgerError> {
-        let reply = call.invoke_async(&mut session.connection).await;
+    async fn run_on(
+        &self,
+        session: &mut Session,
+        name: &'static str,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Value, LedgerError> {
+        step::before(name).await;
+        let reply = step::after(call.invoke_async(&mut session.connection).await);
         self.noted(reply, session.generation).await
     }
 
-    async fn query<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, LedgerError> {
+    async fn query<T: redis::FromRedisValue>(
+        &self,
+        name: &'static str,
+        command: &redis::Cmd,
+    ) -> Result<T, LedgerError> {
         let mut session = self.link.session().await?;
-        let reply = command.query_async(&mut session.connection).await;
+        step::before(name).await;
+        let reply = step::after(command.query_async(&mut session.connection).await);
         self.noted(reply, session.generation).await
     }
 

@@ -1,0 +1,63 @@
+//! Step points: names before and after every call to Redis and SQL, at which a test may hold a protocol up, let it
+//! crash, or lose a reply. They are compiled in with the feature `steps` alone, which tests ask for; in what is shipped
+//! both functions are nothing.
+//!
+//! Whoever runs in a task without [`Steps`] passes each point straight through: what core spawns for itself too.
+
+#[cfg(feature = "steps")]
+pub use self::scheduled::{SCHEDULED, Steps, after, before};
+
+#[cfg(feature = "steps")]
+mod scheduled {
+    use std::future::poll_fn;
+    use std::sync::Arc;
+    use std::task::Poll;
+
+    /// What becomes of a task at its step points.
+    pub trait Steps: Send + Sync {
+        /// The task has come to the point `name`; it goes on once [`Self::may_go`].
+        fn reached(&self, name: &'static str);
+        /// Whether it may go on. Asked at each poll; who changes the answer polls.
+        fn may_go(&self) -> bool;
+        /// Whether the reply to this step is lost on its way.
+        fn loses_reply(&self) -> bool;
+    }
+
+    tokio::task_local! {
+        /// Whose step points are not passed straight through.
+        pub static SCHEDULED: Arc<dyn Steps>;
+    }
+
+    /// A binary with this in it has step points.
+    #[used]
+    static MARK: [u8; 34] = *b"claimgate was built with: steps=on";
+
+    /// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
+    pub async fn before(name: &'static str) {
+        let Ok(steps) = SCHEDULED.try_with(Arc::clone) else { return };
+        steps.reached(name);
+        poll_fn(|_| if steps.may_go() { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+
+    /// After it: the reply, or, where the schedule loses it, what a broken connection gives.
+    pub fn after<T, E: From<std::io::Error>>(reply: Result<T, E>) -> Result<T, E> {
+        match SCHEDULED.try_with(|steps| steps.loses_reply()) {
+            Ok(true) => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
+            _ => reply,
+        }
+    }
+}
+
+/// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
+#[cfg(not(feature = "steps"))]
+#[inline]
+pub fn before(_name: &'static str) -> std::future::Ready<()> {
+    std::future::ready(())
+}
+
+/// After it: the reply.
+#[cfg(not(feature = "steps"))]
+#[inline]
+pub fn after<T, E>(reply: Result<T, E>) -> Result<T, E> {
+    reply
+}

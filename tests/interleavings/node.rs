@@ -1,0 +1,127 @@
+//! One core as the schedules use it: its handlers, called in the task that calls them, and what it does by itself.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use axum::http::{Method, Request};
+use claimgate_core::archive::Archive;
+use claimgate_core::engine::{Engine, Settings};
+use claimgate_core::http;
+use claimgate_core::http::auth::{Caller, Credentials, Gatekeeper, Tokens};
+use claimgate_core::metrics;
+use claimgate_shared::CampaignId;
+use http_body_util::BodyExt as _;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+use serde_json::Value;
+
+const TOKEN: &str = "the-token-of-the-interleavings-0123456789";
+
+/// An engine with its routes.
+pub struct Node {
+    pub engine: Engine,
+    internal: Router,
+    admin: Router,
+}
+
+/// What a caller was told.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    pub status: u16,
+    pub body: Value,
+}
+
+impl Reply {
+    pub fn code(&self) -> &str {
+        self.body["code"].as_str().unwrap_or_default()
+    }
+
+    /// In a few words.
+    pub fn brief(&self) -> String {
+        let number = |name: &str| self.body[name].as_u64().or(self.body["claim"][name].as_u64());
+        let sequence = number("sequence").map(|n| format!(" sequence {n}")).unwrap_or_default();
+        let version = number("version").map(|n| format!(" version {n}")).unwrap_or_default();
+        let state = self.body["state"].as_str().or(self.body["claim"]["status"].as_str()).unwrap_or_default();
+        format!("{} {}{state}{sequence}{version}", self.status, self.code())
+    }
+}
+
+impl Node {
+    /// A core that has just started, under the name `core_id`.
+    pub fn start(redis_url: &str, archive: &Archive, core_id: &str) -> Self {
+        static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
+        let metrics = METRICS.get_or_init(|| metrics::install().expect("one recorder")).clone();
+        let mut tokens = Tokens::default();
+        tokens.add(Caller::Admin, TOKEN);
+        let engine = Engine::new(Settings {
+            redis_url: redis_url.to_owned(),
+            archive: archive.clone(),
+            outbox_max: 1000,
+            archive_after: Duration::ZERO,
+            core_id: core_id.to_owned(),
+            batch_max: 256,
+            concurrency_max: 1000,
+            gatekeeper: Gatekeeper::new(Credentials { tokens, edge_keys: Vec::new() }),
+            metrics,
+        });
+        let engine = engine.expect("a Redis address");
+        engine.app.set_serving(true);
+        let (internal, admin) = (http::internal(engine.app.clone()), http::admin(engine.app.clone()));
+        Self { engine, internal, admin }
+    }
+
+    /// A call to the admin's listener.
+    pub async fn admin(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
+        call(&self.admin, method, path, body).await
+    }
+
+    /// A call to the other one.
+    pub async fn internal(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
+        call(&self.internal, method, path, body).await
+    }
+
+    /// What core does every second: reads the register.
+    pub async fn refresh(&self) -> String {
+        format!("{:?}", self.engine.app.refresh().await)
+    }
+
+    /// What core does every second, and at once for a campaign in trouble.
+    pub async fn look_after(&self, id: &CampaignId) -> String {
+        match self.engine.app.known(id).await {
+            Ok(known) => format!("{:?}", self.engine.app.recovery.look_after(&known).await),
+            Err(problem) => format!("{:?}", problem.code),
+        }
+    }
+
+    /// One round of the relay; what any core has left lying counts as left behind.
+    pub async fn relay(&self) -> String {
+        format!("{:?}", self.engine.drain.round(Duration::ZERO).await)
+    }
+
+    /// Whether this core answers for the campaign from SQL; `None` when it has not heard of it.
+    pub fn has_evicted(&self, id: &CampaignId) -> Option<bool> {
+        self.engine.app.campaigns.get(id).map(|known| known.campaign().archived.is_some())
+    }
+
+    /// What is remembered of being sold out, up to 100 ms old, is forgotten, as time does.
+    pub fn forget(&self, id: &CampaignId) {
+        self.engine.app.gate.changed(id);
+    }
+}
+
+async fn call(router: &Router, method: Method, path: &str, body: Option<Value>) -> Reply {
+    let request =
+        Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {TOKEN}"));
+    let request = match body {
+        Some(body) => request.header(CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
+        None => request.body(Body::empty()),
+    };
+    let response = TowerToHyperService::new(router.clone()).call(request.expect("a request")).await;
+    let response = response.expect("routes do not fail");
+    let status = response.status().as_u16();
+    let bytes = response.into_body().collect().await.expect("a body").to_bytes();
+    Reply { status, body: serde_json::from_slice(&bytes).unwrap_or(Value::Null) }
+}

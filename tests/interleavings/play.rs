@@ -1,0 +1,176 @@
+//! One schedule's campaign, its two cores, and the callers' side of both.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use axum::http::Method;
+use claimgate_shared::{CampaignId, ClaimRequest};
+use serde_json::{Value, json};
+use support::inspect::key;
+
+use super::node::{Node, Reply};
+use super::told::Told;
+use super::track::Log;
+use super::world::World;
+
+pub const NAMES: [&str; 2] = ["A", "B"];
+
+/// One campaign and who plays with it.
+pub struct Play<'w> {
+    pub world: &'w World,
+    pub id: String,
+    pub told: Told,
+    pub log: Log,
+    users: AtomicUsize,
+}
+
+impl<'w> Play<'w> {
+    pub fn new(world: &'w World) -> Self {
+        Self {
+            world,
+            id: world.new_id(),
+            told: Told::default(),
+            log: Log::default(),
+            users: AtomicUsize::new(0),
+        }
+    }
+
+    pub fn campaign_id(&self) -> CampaignId {
+        self.id.parse().expect("an id")
+    }
+
+    /// A user who has not asked before.
+    pub fn new_user(&self) -> String {
+        format!("new{}", self.users.fetch_add(1, Relaxed))
+    }
+
+    /// The id of the claim that `user` makes.
+    pub fn claim_id(&self, user: &str) -> String {
+        let request = ClaimRequest {
+            campaign_id: self.campaign_id(),
+            user_id: user.parse().expect("an id"),
+            quantity: 1.try_into().expect("a quantity"),
+            idempotency_key: "k".parse().expect("a key"),
+        };
+        request.claim_id().to_string()
+    }
+
+    /// One unit for `user`, at a core.
+    pub async fn claim(&self, node: &Node, user: &str) -> Reply {
+        self.told.asked_to_claim(user);
+        let body = json!({"campaign_id": self.id, "user_id": user, "idempotency_key": "k"});
+        let reply = node.internal(Method::POST, "/internal/v1/claims", Some(body)).await;
+        self.told.claim(user, &reply);
+        reply
+    }
+
+    /// `confirm` or `return` for the claim of `user`.
+    pub async fn settle(&self, node: &Node, user: &str, what: &str) -> Reply {
+        let id = self.claim_id(user);
+        let is_return = what == "return";
+        if is_return {
+            self.told.asked_to_return(&id);
+        }
+        let reply = node.internal(Method::POST, &format!("/internal/v1/claims/{id}/{what}"), None).await;
+        self.told.settle(&id, is_return, &reply);
+        reply
+    }
+
+    /// Creates the campaign with these limits and holds.
+    pub async fn create(&self, node: &Node, total: u32, per_user: u32, hold_seconds: Option<u32>) -> Reply {
+        self.told.asked_for_total(total.into());
+        let body = json!({
+            "id": self.id, "name": "a schedule", "starts_at": "2020-01-01T00:00:00Z", "hold_seconds": hold_seconds,
+            "limits": {"total": total, "per_user": per_user, "per_user_per_day": per_user},
+        });
+        let reply = node.admin(Method::POST, "/admin/v1/campaigns", Some(body)).await;
+        self.told.rules(&reply);
+        reply
+    }
+
+    /// Changes the campaign from `version` on.
+    pub async fn patch(&self, node: &Node, mut change: Value, version: u64) -> Reply {
+        change["version"] = version.into();
+        self.told.asked_for_total(change["limits"]["total"].as_u64().unwrap_or(0));
+        let reply =
+            node.admin(Method::PATCH, &format!("/admin/v1/campaigns/{}", self.id), Some(change)).await;
+        self.told.rules(&reply);
+        reply
+    }
+
+    /// `pause` or `end`.
+    pub async fn switch(&self, node: &Node, what: &str) -> Reply {
+        let reply = node.admin(Method::POST, &format!("/admin/v1/campaigns/{}/{what}", self.id), None).await;
+        self.told.rules(&reply);
+        reply
+    }
+
+    /// The campaign as a core shows it to admins.
+    pub async fn view(&self, node: &Node) -> Reply {
+        node.admin(Method::GET, &format!("/admin/v1/campaigns/{}", self.id), None).await
+    }
+
+    /// The names of the campaign's five keys.
+    pub fn keys(&self) -> [String; 5] {
+        ["campaign", "users", "claims", "holds", "outbox"].map(|what| key(&self.id, what))
+    }
+
+    /// How many of them Redis has.
+    pub async fn keys_there(&self) -> u64 {
+        let keys = self.keys();
+        let words: Vec<&str> = std::iter::once("EXISTS").chain(keys.iter().map(String::as_str)).collect();
+        self.world.redis.query(&words).await
+    }
+
+    /// The campaign's hash; empty when it is not there.
+    pub async fn hash(&self) -> BTreeMap<String, Vec<u8>> {
+        self.world.redis.query(&["HGETALL", &key(&self.id, "campaign")]).await
+    }
+
+    /// Lets every lease on the campaign run out; whether there was any.
+    pub async fn expire_leases(&self) -> bool {
+        self.on_leases("DEL").await
+    }
+
+    /// Whether any core has a lease on the campaign.
+    pub async fn has_leases(&self) -> bool {
+        self.on_leases("EXISTS").await
+    }
+
+    async fn on_leases(&self, command: &str) -> bool {
+        let leases = ["load", "sweep"].map(|what| format!("cg:lock:{{{what}-{}}}", self.id));
+        self.world.redis.query::<u64>(&[command, &leases[0], &leases[1]]).await > 0
+    }
+
+    /// Redis loses the campaign. What SQL has not heard of by then is gone, as nobody promised otherwise.
+    pub async fn lose_keys(&self) {
+        let rows = self.world.sql.claims(&self.id).await;
+        let told = self.told.get();
+        let in_sql = |id: &String, sequence: u64| {
+            rows.iter().any(|row| row.id == *id && row.sequence == sequence && row.status != "revoked")
+        };
+        let settled = |id: &String| {
+            let status = rows.iter().find(|row| row.id == *id).map_or("", |row| row.status.as_str());
+            told.settled.get(id).is_none_or(|settled| {
+                (!settled.returned || status == "returned")
+                    && (!settled.confirmed || ["granted", "returned"].contains(&status))
+            })
+        };
+        let lost =
+            told.claims.values().filter(|claim| !in_sql(&claim.id, claim.sequence) || !settled(&claim.id));
+        self.told.lost(lost.map(|claim| claim.id.clone()));
+        let keys = self.keys();
+        let words: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
+        self.world.redis.query::<u64>(&words).await;
+    }
+
+    /// Two callers who have not asked before, one at each core that runs, while both protocols stand still; and once, a
+    /// return.
+    pub async fn callers(&self, nodes: &[Node; 2]) {
+        for (node, name) in nodes.iter().zip(NAMES) {
+            let user = self.new_user();
+            let reply = self.claim(node, &user).await;
+            self.log.add(format!("    {user} claims at {name}: {}", reply.brief()));
+        }
+    }
+}

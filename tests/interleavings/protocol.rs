@@ -1,0 +1,111 @@
+//! What a core may be at when it is held up, or dies.
+
+use serde_json::json;
+
+use super::node::Node;
+use super::play::Play;
+use super::stage::Stage;
+
+/// One piece of work of one core, or of what is around it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Protocol {
+    /// An admin creates the campaign.
+    Create,
+    /// The recovery looks after it.
+    EnsureReady,
+    /// The same, of a campaign that is over: it is evicted.
+    Evict,
+    /// An admin gives it a future again.
+    Reopen,
+    /// An admin raises or lowers its total, pauses it, or ends it.
+    Raise,
+    Lower,
+    Pause,
+    End,
+    /// The relay's round.
+    Relay,
+    /// The register's look every second.
+    Refresh,
+    /// A caller confirms a claim that is held.
+    Confirm,
+    /// A caller gives a claim back.
+    Return,
+    /// An admin has the difference between Redis and SQL repaired.
+    Repair,
+    /// Three callers, one after another.
+    Claims,
+    /// Redis loses the campaign's keys.
+    KeyLoss,
+}
+
+pub const PROTOCOLS: [(Protocol, &str); 15] = [
+    (Protocol::Create, "create"),
+    (Protocol::EnsureReady, "ensure-ready"),
+    (Protocol::Evict, "evict"),
+    (Protocol::Reopen, "reopen"),
+    (Protocol::Raise, "raise"),
+    (Protocol::Lower, "lower"),
+    (Protocol::Pause, "pause"),
+    (Protocol::End, "end"),
+    (Protocol::Relay, "relay"),
+    (Protocol::Refresh, "refresh"),
+    (Protocol::Confirm, "confirm"),
+    (Protocol::Return, "return"),
+    (Protocol::Repair, "repair"),
+    (Protocol::Claims, "claims"),
+    (Protocol::KeyLoss, "key-loss"),
+];
+
+impl Protocol {
+    pub fn name(self) -> &'static str {
+        PROTOCOLS.into_iter().find(|(protocol, _)| *protocol == self).expect("all are listed").1
+    }
+
+    /// Where it has something to do.
+    pub fn stages(self) -> &'static [Stage] {
+        match self {
+            Self::Create => &[Stage::Absent],
+            Self::EnsureReady | Self::Repair => &[Stage::Lost],
+            Self::Evict => &[Stage::Over],
+            Self::Reopen => &[Stage::Over, Stage::Evicted],
+            Self::Pause | Self::End | Self::Return => &[Stage::Live, Stage::Evicted],
+            Self::Raise | Self::Lower | Self::Relay | Self::Refresh => &[Stage::Live],
+            Self::Confirm | Self::Claims | Self::KeyLoss => &[Stage::Live],
+        }
+    }
+
+    /// Does the work, at `node`; in a few words, what it came to.
+    pub async fn run(self, play: &Play<'_>, node: &Node, stage: Stage) -> String {
+        let (version, total) = (stage.version(), stage.total());
+        match self {
+            Self::Create => play.create(node, total, 2, None).await.brief(),
+            Self::EnsureReady | Self::Evict => node.look_after(&play.campaign_id()).await,
+            Self::Reopen => play.patch(node, json!({"ends_at": null}), version).await.brief(),
+            Self::Raise => play.patch(node, json!({"limits": {"total": total + 2}}), version).await.brief(),
+            Self::Lower => play.patch(node, json!({"limits": {"total": total - 1}}), version).await.brief(),
+            Self::Pause => play.switch(node, "pause").await.brief(),
+            Self::End => play.switch(node, "end").await.brief(),
+            Self::Relay => node.relay().await,
+            Self::Refresh => node.refresh().await,
+            Self::Confirm => play.settle(node, "u1", "confirm").await.brief(),
+            Self::Return => play.settle(node, "u2", "return").await.brief(),
+            Self::Repair => {
+                let path = format!("/admin/v1/campaigns/{}/reconciliation", play.id);
+                let reply = node.admin(axum::http::Method::POST, &path, None).await;
+                format!("{} {}", reply.status, reply.body["repairs"])
+            }
+            Self::Claims => {
+                let mut said = Vec::new();
+                for _ in 0..3 {
+                    claimgate_core::step::before("claims").await;
+                    said.push(play.claim(node, &play.new_user()).await.brief());
+                }
+                said.join(", ")
+            }
+            Self::KeyLoss => {
+                play.lose_keys().await;
+                "the keys are gone".to_owned()
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The states of a campaign that protocols begin in.
+
+use serde_json::json;
+
+use super::node::Node;
+use super::play::Play;
+
+/// Units of a campaign, and of one user of it.
+const TOTAL: u32 = 6;
+const PER_USER: u32 = 2;
+/// The same of a campaign where one user has more claims than a record holds.
+const TOTAL_MANY: u32 = 14;
+const PER_USER_MANY: u32 = 12;
+const HOLD_S: u32 = 600;
+
+/// What there is of the campaign.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// Nothing.
+    Absent,
+    /// Open, with holds; some claims are in SQL, some in the outbox alone; one has been returned, one is confirmed.
+    Live,
+    /// As open, all in SQL, and Redis has lost it.
+    Lost,
+    /// Its window has closed, all is in SQL, and Redis still has it.
+    Over,
+    /// The same, and Redis has it no more.
+    Evicted,
+}
+
+pub const STAGES: [(Stage, &str); 5] = [
+    (Stage::Absent, "absent"),
+    (Stage::Live, "live"),
+    (Stage::Lost, "lost"),
+    (Stage::Over, "over"),
+    (Stage::Evicted, "evicted"),
+];
+
+impl Stage {
+    pub fn name(self) -> &'static str {
+        STAGES.into_iter().find(|(stage, _)| *stage == self).expect("all are listed").1
+    }
+
+    /// The campaign's total there.
+    pub fn total(self) -> u32 {
+        if self == Self::Lost { TOTAL_MANY } else { TOTAL }
+    }
+
+    /// The campaign's version there.
+    pub fn version(self) -> u64 {
+        match self {
+            Self::Absent => 0,
+            Self::Live | Self::Lost => 1,
+            Self::Over | Self::Evicted => 2,
+        }
+    }
+
+    /// Brings the campaign there; both cores know it, and have spoken to Redis about it.
+    pub async fn set(self, play: &Play<'_>, nodes: &[Node; 2]) {
+        let [a, b] = nodes;
+        match self {
+            Self::Absent => {}
+            Self::Live => open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await,
+            Self::Lost => {
+                open(play, nodes, TOTAL_MANY, PER_USER_MANY, Some(HOLD_S)).await;
+                many_claims_of_one(play, a).await;
+                drain(play, nodes).await;
+                play.lose_keys().await;
+            }
+            Self::Over | Self::Evicted => {
+                open(play, nodes, TOTAL, PER_USER, None).await;
+                drain(play, nodes).await;
+                let over = play.patch(a, json!({"ends_at": "2021-01-01T00:00:00Z"}), 1).await;
+                assert_eq!(over.status, 200, "{}", over.body);
+                if self == Self::Evicted {
+                    a.look_after(&play.campaign_id()).await;
+                    assert_eq!(play.keys_there().await, 0, "it is evicted");
+                }
+                b.refresh().await;
+            }
+        }
+    }
+}
+
+async fn open(play: &Play<'_>, nodes: &[Node; 2], total: u32, per_user: u32, hold_s: Option<u32>) {
+    let [a, b] = nodes;
+    assert_eq!(play.create(a, total, per_user, hold_s).await.status, 201);
+    b.refresh().await;
+    for (node, user) in [(a, "u1"), (b, "u2"), (a, "u3")] {
+        assert_eq!(play.claim(node, user).await.status, 201);
+    }
+    assert_eq!(play.settle(a, "u3", "return").await.status, 200);
+    if hold_s.is_some() {
+        assert_eq!(play.settle(b, "u2", "confirm").await.status, 200);
+    }
+    drain(play, nodes).await;
+    for (node, user) in [(b, "u4"), (a, "u5")] {
+        assert_eq!(play.claim(node, user).await.status, 201);
+    }
+}
+
+async fn drain(play: &Play<'_>, nodes: &[Node; 2]) {
+    for node in nodes {
+        node.look_after(&play.campaign_id()).await;
+        node.relay().await;
+    }
+    assert_eq!(play.world.redis.outbox_entries(&play.id).await, 1, "all is in SQL");
+}
+
+/// Nine claims of one user, each by a key of its own.
+async fn many_claims_of_one(play: &Play<'_>, node: &Node) {
+    use axum::http::Method;
+    let claims = (0..9).map(|key| {
+        let body = json!({"campaign_id": play.id, "user_id": "many", "idempotency_key": format!("k{key}")});
+        node.internal(Method::POST, "/internal/v1/claims", Some(body))
+    });
+    for reply in futures_util::future::join_all(claims).await {
+        assert_eq!(reply.status, 201);
+        play.told.one_of_many(&reply);
+    }
+}

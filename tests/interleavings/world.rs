@@ -1,0 +1,82 @@
+//! What the schedules of one thread share: a Redis and a database. Each schedule has a campaign of its own there.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use claimgate_core::archive::{Archive, sqlite_url};
+use support::postgres::Postgres;
+use support::sql::Sql;
+use support::{RedisServer, RedisView};
+use tempfile::TempDir;
+
+use super::node::Node;
+
+/// Which database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Database {
+    Sqlite,
+    Postgres,
+}
+
+/// The servers.
+pub struct World {
+    pub database: Database,
+    pub redis: RedisView,
+    pub sql: Sql,
+    server: RedisServer,
+    /// One pool of connections for each core.
+    archives: [Archive; 2],
+    campaigns: AtomicUsize,
+    _folder: TempDir,
+    _postgres: Option<Postgres>,
+}
+
+impl World {
+    pub async fn start(database: Database) -> Self {
+        // Nothing here is about a machine that loses its power.
+        let server = RedisServer::start_with(&[("appendonly", "no")], &[]).await;
+        let folder = tempfile::Builder::new().prefix("cgi-").tempdir_in(in_memory()).expect("a folder");
+        let (url, postgres) = match database {
+            Database::Sqlite => (sqlite_url(&folder.path().join("claimgate.sqlite")), None),
+            Database::Postgres => {
+                let postgres = Postgres::start().await.expect("PostgreSQL");
+                (postgres.database("claimgate").await, Some(postgres))
+            }
+        };
+        let archive = Archive::open(&url).await.expect("SQL opens");
+        let archives = [archive.reopen().await.expect("SQL opens"), archive];
+        Self {
+            database,
+            redis: server.view().await,
+            sql: Sql::open(&url),
+            server,
+            archives,
+            campaigns: AtomicUsize::new(0),
+            _folder: folder,
+            _postgres: postgres,
+        }
+    }
+
+    /// A core that has just started: 0 is A, 1 is B.
+    pub fn node(&self, at: usize) -> Node {
+        Node::start(&self.server.url(), &self.archives[at], ["core-a", "core-b"][at])
+    }
+
+    /// An id that no schedule has had.
+    pub fn new_id(&self) -> String {
+        format!("c{}", self.campaigns.fetch_add(1, Relaxed))
+    }
+
+    /// Takes a campaign out of Redis and SQL: the next schedule's look into the register finds its own alone.
+    pub async fn remove(&self, id: &str) {
+        for table in ["claims WHERE campaign_id", "audit WHERE campaign_id", "campaigns WHERE id"] {
+            self.sql.run(format!("DELETE FROM {table} = '{id}'")).await;
+        }
+        let _: () = self.redis.query(&["FLUSHALL"]).await;
+    }
+}
+
+fn in_memory() -> PathBuf {
+    let shm = PathBuf::from("/dev/shm");
+    if shm.is_dir() { shm } else { std::env::temp_dir() }
+}
