@@ -112,7 +112,8 @@ impl Node {
 }
 
 async fn call(router: &Router, method: Method, path: &str, body: Option<Value>) -> Reply {
-    let request = Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {TOKEN}"));
+    let request =
+        Request::builder().method(method).uri(path).header(AUTHORIZATION, format!("Bearer {TOKEN}"));
     let request = match body {
         Some(body) => request.header(CONTENT_TYPE, "application/json").body(Body::from(body.to_string())),
         None => request.body(Body::empty()),

@@ -156,7 +156,8 @@ impl<'w> Play<'w> {
                     && (!settled.confirmed || ["granted", "returned"].contains(&status))
             })
         };
-        let lost = told.claims.values().filter(|claim| !in_sql(&claim.id, claim.sequence) || !settled(&claim.id));
+        let lost =
+            told.claims.values().filter(|claim| !in_sql(&claim.id, claim.sequence) || !settled(&claim.id));
         self.told.lost(lost.map(|claim| claim.id.clone()));
         let keys = self.keys();
         let words: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();

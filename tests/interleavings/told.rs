@@ -93,7 +93,8 @@ impl Told {
                     && before.sequence != sequence
                     && !told.lost.contains(&id)
                 {
-                    told.wrong.push(format!("{user} was told sequence {} and then {sequence}", before.sequence));
+                    told.wrong
+                        .push(format!("{user} was told sequence {} and then {sequence}", before.sequence));
                 }
             }
             403 | 409 | 422 => {

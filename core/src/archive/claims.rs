@@ -193,7 +193,10 @@ impl Archive {
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
         .await;
-        step::after(rows)?.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
+        step::after(rows)?
+            .iter()
+            .map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?)))
+            .collect()
     }
 
     /// The claim `id` as SQL has it.

@@ -230,7 +230,8 @@ impl Ledger {
 
     /// How the outbox stands.
     pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, LedgerError> {
-        let entries: u64 = self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;
+        let entries: u64 =
+            self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;
         let mut first = redis::cmd("XRANGE");
         // Behind the sentinels, whose ids begin with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);

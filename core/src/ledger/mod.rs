@@ -251,7 +251,8 @@ impl Ledger {
         for (setting, wanted, promise) in SETTINGS {
             let mut command = redis::cmd("CONFIG");
             command.arg("GET").arg(*setting);
-            let value = match allowed(self.query::<Vec<(String, String)>>("redis:settings", &command).await)? {
+            let value = match allowed(self.query::<Vec<(String, String)>>("redis:settings", &command).await)?
+            {
                 Some(pairs) => pairs.into_iter().next().map_or("unknown".to_owned(), |(_, value)| value),
                 None => "not allowed to ask".to_owned(),
             };
@@ -259,7 +260,9 @@ impl Ledger {
                 found.push(format!("{setting} is '{value}', not '{wanted}': {promise}"));
             }
         }
-        if allowed(self.query::<Value>("redis:settings", redis::cmd("INFO").arg("replication")).await)?.is_none() {
+        if allowed(self.query::<Value>("redis:settings", redis::cmd("INFO").arg("replication")).await)?
+            .is_none()
+        {
             found.push("INFO is not allowed: a replica's promotion is not noticed, and limits may be passed after it".to_owned());
         }
         Ok(found)
