@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::protocol::{PROTOCOLS, Protocol};
 use super::schedule::{Fate, Played, Schedule};
 use super::stage::Stage;
+use super::track::{END, Place};
 use super::world::{Database, World};
 
 /// One of each for every processor of the smallest machine that the tests are for.
@@ -100,21 +101,21 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
         if let Some(wrong) = played.wrong {
             tally.failed.push((schedule, wrong, played.lines));
         }
-        if !played.met {
+        if played.met != [true; 2] {
             tally.unmet.push(schedule);
         }
     };
     // How many steps A has by itself.
-    let steps = of(usize::MAX, Fate::HeldUp, false).play(world).await.steps[0];
+    let steps = of(END, Fate::HeldUp, false).play(world).await.steps[0];
     for at in 1..=steps + 1 {
         for expire in [false, true] {
-            let schedule = of(at, Fate::HeldUp, expire);
+            let schedule = of(Place::Step(at), Fate::HeldUp, expire);
             let played = schedule.play(world).await;
             let (leases, b_steps) = (played.leases, played.steps[1]);
             keep(schedule, played);
             if doubles(database) && at > 1 && at <= steps {
                 for b_at in 2..=b_steps {
-                    let schedule = of(at, Fate::BothHeldUp(b_at), expire);
+                    let schedule = of(Place::Step(at), Fate::BothHeldUp(Place::Step(b_at)), expire);
                     let played = schedule.play(world).await;
                     keep(schedule, played);
                 }
@@ -129,7 +130,7 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
                 continue;
             }
             for expire in [false, true] {
-                let schedule = of(at, fate, expire);
+                let schedule = of(Place::Step(at), fate, expire);
                 let played = schedule.play(world).await;
                 let leases = played.leases;
                 keep(schedule, played);

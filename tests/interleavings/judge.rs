@@ -9,9 +9,8 @@ use support::times::now_ms;
 use super::node::Node;
 use super::play::{NAMES, Play};
 
-/// Rounds in which both cores look at the register, look after the campaign and relay; a campaign that is evicted needs
-/// one for the one, one for the other.
-const ROUNDS_MAX: usize = 6;
+/// Rounds in which a core reads the register, looks after the campaign and relays, both in turn.
+const ROUNDS_MAX: usize = 12;
 /// Claims by new users until nothing is left; no campaign here has more.
 const FILL_MAX: usize = 20;
 
@@ -41,6 +40,7 @@ pub async fn judge(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     what_cores_know_is_what_sql_says(play, nodes).await?;
     rest(play, nodes).await?;
     unknown_outcomes_become_known(play, nodes).await?;
+    rest(play, nodes).await?;
     let Some(row) = row(play).await else {
         check(!play.told.get().created, || "a campaign that was said to be created is gone".to_owned())?;
         return check(play.keys_there().await == 0, || "Redis has keys that SQL knows nothing of".to_owned());
@@ -89,20 +89,19 @@ async fn what_cores_know_is_what_sql_says(play: &Play<'_>, nodes: &[Node; 2]) ->
 /// What cores do by themselves, until nothing is left to do.
 async fn rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     let mut why = String::new();
-    for _ in 0..ROUNDS_MAX {
-        for (node, name) in nodes.iter().zip(NAMES) {
-            play.expire_leases().await;
-            let refreshed = node.refresh().await;
-            let looked = node.look_after(&play.campaign_id()).await;
-            let relayed = node.relay().await;
-            play.log.add(format!(
-                "    at rest, {name}: refresh {refreshed}, look after {looked}, relay {relayed}"
-            ));
-        }
+    for round in 0..ROUNDS_MAX {
         match at_rest(play, nodes).await {
             Ok(()) => return Ok(()),
             Err(not_yet) => why = not_yet,
         }
+        let (node, name) = (&nodes[round % 2], NAMES[round % 2]);
+        play.expire_leases().await;
+        let refreshed = node.refresh().await;
+        let looked = node.look_after(&play.campaign_id()).await;
+        let relayed = node.relay().await;
+        play.log.add(format!(
+            "    at rest, {name}: refresh {refreshed}, look after {looked}, relay {relayed}, since {why}"
+        ));
     }
     Err(format!("not at rest after {ROUNDS_MAX} rounds: {why}"))
 }
@@ -135,7 +134,12 @@ async fn at_rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
         format!("{entries} entries in the outbox with the sentinel, backlog {}", text("backlog"))
     })?;
     let held: u64 = play.world.redis.query(&["ZCARD", &key(&play.id, "holds")]).await;
-    check(!row.is_over || held > 1, || "over and without holds, but not evicted".to_owned())
+    check(!row.is_over || held > 1, || "over and without holds, but not evicted".to_owned())?;
+    for (node, name) in nodes.iter().zip(NAMES) {
+        let view = play.view(node).await.body;
+        check(view["ready"] == true, || format!("{name} is not ready"))?;
+    }
+    Ok(())
 }
 
 /// Whoever does not know asks again with the same key, at either core.
@@ -155,7 +159,6 @@ async fn new_callers_hear_what_the_rules_say(play: &Play<'_>, nodes: &[Node; 2],
         let claims = play.world.sql.claims(&play.id).await;
         claims.iter().filter(|claim| claim.stands()).map(|claim| claim.quantity).sum::<u64>()
     };
-    rest(play, nodes).await?;
     let mut left = row.total.saturating_sub(standing().await);
     let (mut heard, mut refusals) = (0, 0);
     while refusals < 2 && heard < FILL_MAX {
@@ -188,7 +191,8 @@ fn all_told_is_there(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
         }
         let row = by_id.get(claim.id.as_str());
         let Some(row) = row.filter(|row| row.sequence == claim.sequence && row.quantity == 1) else {
-            return Err(format!("{user} was told {claim:?}, SQL has {row:?}"));
+            let sequence = claim.sequence;
+            return Err(format!("{user} was told sequence {sequence}, SQL has {row:?}"));
         };
         let settled = told.settled.get(&claim.id).copied().unwrap_or_default();
         let may_be: &[&str] = match (settled.returned, settled.return_asked, settled.confirmed) {

@@ -11,7 +11,10 @@ async fn played(line: &str) -> Result<(), String> {
     let played = schedule.play(&world).await;
     match played.wrong {
         Some(wrong) => Err(format!("{line}\n{}\n{wrong}", played.lines.join("\n"))),
-        None if !played.met => Err(format!("{line}\n{}\nis not played as written", played.lines.join("\n"))),
+        // B may end before its place, where what was broken once is done in another way now.
+        None if !played.met[0] => {
+            Err(format!("{line}\n{}\nis not played as written", played.lines.join("\n")))
+        }
         None => {
             println!("{line}\n{}", played.lines.join("\n"));
             Ok(())
@@ -27,4 +30,49 @@ async fn replay() {
     if let Err(broken) = played(line).await {
         panic!("{broken}");
     }
+}
+
+/// Red when any of these schedules breaks a promise.
+async fn keep_every_promise(lines: &[&str]) {
+    let mut broken = Vec::new();
+    for line in lines {
+        broken.extend(played(line).await.err());
+    }
+    assert!(broken.is_empty(), "{}", broken.join("\n\n"));
+}
+
+macro_rules! schedules {
+    ($($(#[$doc:meta])* $name:ident: $($line:literal),+;)+) => {
+        $($(#[$doc])* #[tokio::test(flavor = "current_thread")]
+        async fn $name() {
+            keep_every_promise(&[$($line),+]).await;
+        })+
+    };
+}
+
+schedules! {
+    a_load_that_is_under_way_cannot_open_what_another_has_closed:
+        "sqlite absent create@redis:load.open ensure-ready@sql:raise_epoch lease=held",
+        "sqlite absent create@redis:load.begin ensure-ready@redis:load.begin lease=held",
+        "postgres absent create@redis:load.open ensure-ready@sql:raise_epoch lease=held";
+    a_loader_that_has_stalled_past_its_lease_wipes_nothing:
+        "sqlite lost ensure-ready@redis:load.open ensure-ready@redis:load.begin lease=expired",
+        "sqlite lost ensure-ready@redis:load.begin ensure-ready@redis:load.begin lease=expired";
+    a_change_that_comes_while_the_campaign_is_evicted_is_not_lost:
+        "sqlite over evict@sql:archive_campaign reopen lease=held",
+        "sqlite over evict@sql:totals reopen lease=expired",
+        "postgres over evict@sql:archive_campaign reopen lease=held";
+    a_core_that_has_not_heard_of_a_change_does_not_evict_by_the_old_rules:
+        "sqlite over evict@redis:lock.acquire reopen lease=held",
+        "sqlite over reopen@redis:change evict lease=held";
+    a_stalled_evictor_does_not_delete_a_campaign_that_was_reopened:
+        "sqlite over evict@redis:drop_keys reopen lease=expired",
+        "postgres over evict@redis:drop_keys reopen lease=expired";
+    what_an_evictor_that_died_has_left_in_redis_is_freed:
+        "sqlite over evict@redis:drop_keys=crash evict lease=expired",
+        "sqlite over evict@sql:archive_campaign=lost evict lease=held";
+    a_core_that_changes_an_evicted_campaign_says_of_it_what_sql_says:
+        "sqlite evicted refresh@1 pause lease=held",
+        "sqlite evicted refresh@1 end lease=held",
+        "postgres evicted refresh@1 pause lease=held";
 }

@@ -8,7 +8,7 @@ use super::node::Node;
 use super::play::Play;
 use super::protocol::{PROTOCOLS, Protocol};
 use super::stage::{STAGES, Stage};
-use super::track::Track;
+use super::track::{END, Place, Track};
 use super::world::{Database, World};
 
 /// What befalls the first protocol, A, at its step.
@@ -17,7 +17,7 @@ pub enum Fate {
     /// It is held up before it, for as long as B takes.
     HeldUp,
     /// The same, and B is held up before a step of its own, for as long as the rest of A takes.
-    BothHeldUp(usize),
+    BothHeldUp(Place),
     /// Its core dies before it; another one starts in its place.
     Crash,
     /// It is done, but the reply is lost.
@@ -42,12 +42,35 @@ pub struct Schedule {
     pub database: Database,
     pub stage: Stage,
     pub a: Protocol,
-    /// A's step, counted from 1.
-    pub at: usize,
+    /// A's step.
+    pub at: Place,
     pub fate: Fate,
     pub b: Protocol,
     /// Whether leases run out each time the cores change places.
     pub expire: bool,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Step(number) => write!(f, "{number}"),
+            Self::Named(name, 1) => write!(f, "{name}"),
+            Self::Named(name, occurrence) => write!(f, "{name}#{occurrence}"),
+        }
+    }
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Ok(number) = text.parse() {
+            return Ok(Self::Step(number));
+        }
+        let (name, occurrence) = text.split_once('#').unwrap_or((text, "1"));
+        let occurrence = occurrence.parse().map_err(|_| format!("not a place: {text}"))?;
+        Ok(Self::Named(name.to_owned().leak(), occurrence))
+    }
 }
 
 impl fmt::Display for Schedule {
@@ -76,7 +99,7 @@ impl FromStr for Schedule {
         let (at, mark) = at.split_once('=').unwrap_or((at, ""));
         let fate = match (mark, b_at) {
             ("", None) => Fate::HeldUp,
-            ("", Some(at)) => Fate::BothHeldUp(at.parse().map_err(|_| wrong())?),
+            ("", Some(at)) => Fate::BothHeldUp(at.parse()?),
             ("crash", None) => Fate::Crash,
             ("lost", None) => Fate::LostReply,
             _ => return Err(wrong()),
@@ -90,7 +113,7 @@ impl FromStr for Schedule {
             },
             stage: STAGES.into_iter().find(|(_, name)| *name == stage).map(|(of, _)| of).ok_or_else(wrong)?,
             a: protocol(a).ok_or_else(wrong)?,
-            at: at.parse().map_err(|_| wrong())?,
+            at: at.parse()?,
             fate,
             b: protocol(b).ok_or_else(wrong)?,
             expire: match lease {
@@ -113,8 +136,8 @@ pub struct Played {
     pub leases: bool,
     /// Steps that A and B came to.
     pub steps: [usize; 2],
-    /// Whether the schedule's own places were met: a protocol may be shorter than was thought.
-    pub met: bool,
+    /// Whether A's and B's places were met: a protocol may be shorter than was thought.
+    pub met: [bool; 2],
 }
 
 impl Schedule {
@@ -123,7 +146,7 @@ impl Schedule {
         let play = Play::new(world);
         let nodes = [world.node(0), world.node(1)];
         self.stage.set(&play, &nodes).await;
-        let mut stand = Stand { leases: false, steps: [0, 0], met: true, expire: self.expire };
+        let mut stand = Stand { leases: false, steps: [0, 0], met: [true; 2], expire: self.expire };
         let result = match self.run(&play, nodes, &mut stand).await {
             Ok(nodes) => {
                 play.log.add("    all is over".to_owned());
@@ -138,10 +161,10 @@ impl Schedule {
 
     /// Runs both protocols; the cores that are there afterwards.
     async fn run(&self, play: &Play<'_>, nodes: [Node; 2], stand: &mut Stand) -> Result<[Node; 2], String> {
-        let lose = if self.fate == Fate::LostReply { self.at } else { 0 };
+        let lose = (self.fate == Fate::LostReply).then_some(self.at);
         let log = || play.log.clone();
         let mut a = Track::new("A", log(), lose, self.a.run(play, &nodes[0], self.stage));
-        let mut b = Track::new("B", log(), 0, self.b.run(play, &nodes[1], self.stage));
+        let mut b = Track::new("B", log(), None, self.b.run(play, &nodes[1], self.stage));
         if self.fate == Fate::LostReply {
             let said = a.run_to_its_end().await?;
             play.log.add(format!("A {} ends: {said}", self.a.name()));
@@ -151,7 +174,7 @@ impl Schedule {
             play.log.add(format!("A {} stands before that", self.a.name()));
         }
         stand.steps[0] = a.steps();
-        stand.met = a.steps() >= self.at || a.is_done() && a.steps() + 1 >= self.at;
+        stand.met[0] = self.fate == Fate::LostReply || a.met(self.at);
         if self.fate == Fate::Crash {
             drop((a, b));
             let [_, second] = nodes;
@@ -159,7 +182,7 @@ impl Schedule {
             let nodes = [play.world.node(0), second];
             nodes[0].refresh().await;
             stand.change_over(play, &nodes).await;
-            let mut b = Track::new("B", log(), 0, self.b.run(play, &nodes[1], self.stage));
+            let mut b = Track::new("B", log(), None, self.b.run(play, &nodes[1], self.stage));
             let said = b.run_to_its_end().await?;
             play.log.add(format!("B {} ends: {said}", self.b.name()));
             stand.change_over(play, &nodes).await;
@@ -167,12 +190,12 @@ impl Schedule {
             return Ok(nodes);
         }
         stand.change_over(play, &nodes).await;
-        let b_stop = if let Fate::BothHeldUp(at) = self.fate { at } else { usize::MAX };
+        let b_stop = if let Fate::BothHeldUp(at) = self.fate { at } else { END };
         match b.run(b_stop).await? {
             Some(said) => play.log.add(format!("B {} ends: {said}", self.b.name())),
             None => play.log.add(format!("B {} stands before that", self.b.name())),
         }
-        stand.met &= b_stop == usize::MAX || b.steps() >= b_stop || b.is_done() && b.steps() + 1 >= b_stop;
+        stand.met[1] = b_stop == END || b.met(b_stop);
         stand.change_over(play, &nodes).await;
         for (track, name, protocol) in [(&mut a, "A", self.a), (&mut b, "B", self.b)] {
             if !track.is_done() {
@@ -191,7 +214,7 @@ impl Schedule {
 struct Stand {
     leases: bool,
     steps: [usize; 2],
-    met: bool,
+    met: [bool; 2],
     expire: bool,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
@@ -30,33 +30,67 @@ impl Log {
     }
 }
 
+/// A place among a protocol's steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// The n-th step, counted from 1.
+    Step(usize),
+    /// The n-th step of this name.
+    Named(&'static str, usize),
+}
+
+/// Behind every step.
+pub const END: Place = Place::Step(usize::MAX);
+
 /// Counts a protocol's steps, and says how far it may go.
 #[derive(Debug)]
 struct Baton {
     who: &'static str,
     log: Log,
-    /// Steps come to so far.
-    steps: AtomicUsize,
-    /// It may not take this step, nor any after it.
-    stop_before: AtomicUsize,
-    /// The reply to this step is lost; 0 for none.
-    lose: usize,
+    /// The steps come to so far.
+    steps: Mutex<Vec<&'static str>>,
+    /// It may not take this step.
+    stop_before: Mutex<Place>,
+    /// It has come to that step, and waits.
+    held_up: AtomicBool,
+    /// The reply to this step is lost.
+    lose: Option<Place>,
+}
+
+impl Baton {
+    /// Whether the last step come to is at `place`.
+    fn is_at(&self, place: Place) -> bool {
+        let steps = self.steps.lock().unwrap();
+        match place {
+            Place::Step(number) => steps.len() == number,
+            Place::Named(name, occurrence) => {
+                steps.last() == Some(&name)
+                    && steps.iter().filter(|step| **step == name).count() == occurrence
+            }
+        }
+    }
 }
 
 impl Steps for Baton {
     fn reached(&self, name: &'static str) {
-        let step = self.steps.fetch_add(1, SeqCst) + 1;
+        let step = {
+            let mut steps = self.steps.lock().unwrap();
+            steps.push(name);
+            steps.len()
+        };
         REACHED.lock().unwrap().insert(name);
-        let lost = if step == self.lose { "  (its reply is lost)" } else { "" };
+        let lost = if self.loses_reply() { "  (its reply is lost)" } else { "" };
         self.log.add(format!("{} {step:>2} {name}{lost}", self.who));
+        let stop_before = *self.stop_before.lock().unwrap();
+        self.held_up.store(self.is_at(stop_before), SeqCst);
     }
 
     fn may_go(&self) -> bool {
-        self.steps.load(SeqCst) < self.stop_before.load(SeqCst)
+        !self.held_up.load(SeqCst)
     }
 
     fn loses_reply(&self) -> bool {
-        self.steps.load(SeqCst) == self.lose
+        self.lose.is_some_and(|place| self.is_at(place))
     }
 }
 
@@ -68,17 +102,23 @@ pub struct Track<'a, T> {
 }
 
 impl<'a, T: 'a> Track<'a, T> {
-    /// Not begun yet. The reply to step `lose` is lost; 0 for none.
-    pub fn new(who: &'static str, log: Log, lose: usize, protocol: impl Future<Output = T> + 'a) -> Self {
-        let (steps, stop_before) = (AtomicUsize::new(0), AtomicUsize::new(1));
-        let baton = Arc::new(Baton { who, log, steps, stop_before, lose });
+    /// Not begun yet. The reply to the step at `lose` is lost.
+    pub fn new(
+        who: &'static str,
+        log: Log,
+        lose: Option<Place>,
+        protocol: impl Future<Output = T> + 'a,
+    ) -> Self {
+        let (steps, stop_before, held_up) = (Mutex::default(), Mutex::new(END), AtomicBool::new(false));
+        let baton = Arc::new(Baton { who, log, steps, stop_before, held_up, lose });
         let steps: Arc<dyn Steps> = Arc::clone(&baton) as _;
         Self { baton, future: Box::pin(SCHEDULED.scope(steps, protocol)), done: false }
     }
 
-    /// Goes on until it stands before step `stop_before`, or to its end; what came of it then.
-    pub async fn run(&mut self, stop_before: usize) -> Result<Option<T>, String> {
-        self.baton.stop_before.store(stop_before, SeqCst);
+    /// Goes on until it stands before the step at `stop_before`, or to its end; what came of it then.
+    pub async fn run(&mut self, stop_before: Place) -> Result<Option<T>, String> {
+        *self.baton.stop_before.lock().unwrap() = stop_before;
+        self.baton.held_up.store(false, SeqCst);
         let until = poll_fn(|context| match self.future.as_mut().poll(context) {
             Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
             Poll::Pending if !self.baton.may_go() => Poll::Ready(None),
@@ -92,7 +132,12 @@ impl<'a, T: 'a> Track<'a, T> {
     }
 
     pub async fn run_to_its_end(&mut self) -> Result<T, String> {
-        Ok(self.run(usize::MAX).await?.expect("nothing stops it but its end"))
+        Ok(self.run(END).await?.expect("nothing stops it but its end"))
+    }
+
+    /// Whether it stands at `place`, or has ended where it would have come next.
+    pub fn met(&self, place: Place) -> bool {
+        if self.done { place == Place::Step(self.steps() + 1) } else { self.baton.is_at(place) }
     }
 
     pub fn is_done(&self) -> bool {
@@ -101,6 +146,6 @@ impl<'a, T: 'a> Track<'a, T> {
 
     /// Steps come to so far.
     pub fn steps(&self) -> usize {
-        self.baton.steps.load(SeqCst)
+        self.baton.steps.lock().unwrap().len()
     }
 }

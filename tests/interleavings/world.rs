@@ -20,7 +20,6 @@ pub enum Database {
 
 /// The servers.
 pub struct World {
-    pub database: Database,
     pub redis: RedisView,
     pub sql: Sql,
     server: RedisServer,
@@ -46,7 +45,6 @@ impl World {
         let archive = Archive::open(&url).await.expect("SQL opens");
         let archives = [archive.reopen().await.expect("SQL opens"), archive];
         Self {
-            database,
             redis: server.view().await,
             sql: Sql::open(&url),
             server,

@@ -189,6 +189,6 @@ impl Ledger {
     pub async fn drop_keys(&self, keys: &Keys, campaign: &Campaign) -> Result<bool, LedgerError> {
         let mut call = call_on(&scripts::DROP, keys);
         call.arg(campaign.token);
-        Ok(scripts::count(&self.run("redis:drop", &call).await?)? == 1)
+        Ok(scripts::count(&self.run("redis:drop_keys", &call).await?)? == 1)
     }
 }
