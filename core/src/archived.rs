@@ -1,7 +1,7 @@
 //! Campaigns that have left Redis: over, drained, and answered for by SQL alone. Nothing can be granted there any more,
 //! but a winner's retry still meets its claim.
 
-use claimgate_shared::window::Position;
+use claimgate_shared::campaign::Switch;
 use claimgate_shared::{ClaimRequest, ClaimStatus, Denial, Outcome};
 
 use crate::archive::{Archive, ArchiveError};
@@ -26,10 +26,12 @@ pub async fn decide(
     Ok(Decision { outcome, remaining: campaign.remaining(archived.taken), version: campaign.version })
 }
 
+/// The first rule that refuses, as `claim.lua` has it: what an admin has set comes before the window.
 fn over(campaign: &Campaign) -> Denial {
-    match campaign.window.position(clock::now()) {
-        Position::After => Denial::Ended { ends_at: campaign.window.ends_at() },
-        Position::Before | Position::Inside => Denial::Ended { ends_at: None },
+    match campaign.switch {
+        Switch::Paused => Denial::Paused,
+        Switch::Ended => Denial::Ended { ends_at: None },
+        Switch::On => Denial::Ended { ends_at: campaign.window.ends_at() },
     }
 }
 

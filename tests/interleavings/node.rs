@@ -90,8 +90,12 @@ impl Node {
 
     /// What core does every second, and at once for a campaign in trouble.
     pub async fn look_after(&self, id: &CampaignId) -> String {
+        let recovery = &self.engine.app.recovery;
+        if let Err(error) = recovery.drop_evicted().await {
+            return format!("{error:?}");
+        }
         match self.engine.app.known(id).await {
-            Ok(known) => format!("{:?}", self.engine.app.recovery.look_after(&known).await),
+            Ok(known) => format!("{:?}", recovery.look_after(&known).await),
             Err(problem) => format!("{:?}", problem.code),
         }
     }
