@@ -8,6 +8,8 @@
 mod backup;
 #[path = "faults/cores.rs"]
 mod cores;
+#[path = "faults/export.rs"]
+mod export;
 #[path = "faults/failover.rs"]
 mod failover;
 #[path = "faults/flow.rs"]
@@ -22,6 +24,8 @@ mod lock;
 mod machine;
 #[path = "faults/outbox.rs"]
 mod outbox;
+#[path = "faults/plans.rs"]
+mod plans;
 #[path = "faults/rebuild.rs"]
 mod rebuild;
 #[path = "faults/redis.rs"]

@@ -6,15 +6,18 @@ use std::fmt;
 use std::str::FromStr;
 
 use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
-use futures_util::{Stream, StreamExt as _};
+use futures_util::{Stream, TryStreamExt as _, stream};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Connection as _, Row as _, Transaction};
 
 use super::campaigns::{big, unreadable, unsigned};
-use super::{Archive, ArchiveError};
+use super::{Archive, ArchiveError, statements};
 use crate::ledger::events::{Entry, Event};
 use crate::ledger::record::Record;
+
+/// Claims in one page of a load. It lasts some 50 ms.
+const LOAD_PAGE: u32 = 10_000;
 
 /// Why entries were not written.
 #[derive(Debug, thiserror::Error)]
@@ -119,48 +122,54 @@ impl Archive {
     pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
         let mut transaction = self.pool.begin().await?;
         let locked = lock_campaign(&mut transaction, campaign, entries).await?;
+        let taken =
+            sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
+        let mut taken = unsigned(taken.try_get(0)?)?;
         let mut revoked = 0;
         for row in newest(entries) {
+            let id = row.event.claim_id(campaign).to_string();
+            let taken_by_others = taken - standing(&mut transaction, &id).await?;
             // Another history may have used the units up: SQL's own sums decide, not what this one believed.
-            let stands = !passes_a_limit(&mut transaction, campaign, &locked, &row).await?
+            let stands = !exceeds_a_limit(&mut transaction, campaign, &locked, &row, (&id, taken_by_others))
+                .await?
                 && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
             if !stands {
                 let unguarded = Row { total_then: None, taken_after: None, ..row };
                 self.insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
                 revoked += 1;
             }
+            taken = taken_by_others + standing(&mut transaction, &id).await?;
         }
         transaction.commit().await?;
         Ok(revoked)
     }
 
-    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence.
+    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence. Read in pages:
+    /// no statement lasts as long as the whole. For a campaign that is closed, whose standing claims do not change.
     pub fn by_user(
         &self,
         campaign: &CampaignId,
     ) -> impl Stream<Item = Result<(UserId, Record), ArchiveError>> {
-        sqlx::query(
-            "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at FROM claims \
-             WHERE campaign_id = $1 AND status <> 'revoked' ORDER BY user_id, sequence",
-        )
-        .bind(campaign.to_string())
-        .fetch(&self.pool)
-        .map(|row| read_record(&row?))
+        let pages = stream::try_unfold(Some((String::new(), 0)), move |after| async move {
+            let Some((user, sequence)) = after else { return Ok::<_, ArchiveError>(None) };
+            let rows = sqlx::query(statements::BY_USER)
+                .bind(campaign.as_str())
+                .bind(user)
+                .bind(big(sequence))
+                .bind(i64::from(LOAD_PAGE))
+                .fetch_all(&self.pool)
+                .await?;
+            let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
+            let last = records.last().filter(|_| is_full(rows.len(), LOAD_PAGE));
+            let after = last.map(|(user, record)| (user.to_string(), record.sequence));
+            Ok(Some((stream::iter(records.into_iter().map(Ok)), after)))
+        });
+        pages.try_flatten()
     }
 
     /// What SQL holds of a campaign, summed up.
     pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, ArchiveError> {
-        let row = sqlx::query(
-            "SELECT COUNT(*), CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
-             COALESCE(MAX(sequence), 0), \
-             CAST(COALESCE(SUM(CASE WHEN status = 'revoked' THEN 1 ELSE 0 END), 0) AS BIGINT), \
-             CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT), \
-             COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0) \
-             FROM claims WHERE campaign_id = $1",
-        )
-        .bind(campaign.as_str())
-        .fetch_one(&self.pool)
-        .await?;
+        let row = sqlx::query(statements::TOTALS).bind(campaign.as_str()).fetch_one(&self.pool).await?;
         Ok(Totals {
             claims: unsigned(row.try_get(0)?)?,
             taken: unsigned(row.try_get(1)?)?,
@@ -177,24 +186,17 @@ impl Archive {
         campaign: &CampaignId,
         limit: u32,
     ) -> Result<Vec<(u64, u64)>, ArchiveError> {
-        let rows = sqlx::query(
-            "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
-             LAG(sequence, 1, 0) OVER (ORDER BY sequence) AS before FROM claims WHERE campaign_id = $1) AS neighbours \
-             WHERE sequence > before + 1 ORDER BY sequence LIMIT $2",
-        )
-        .bind(campaign.as_str())
-        .bind(i64::from(limit))
-        .fetch_all(&self.pool)
-        .await?;
+        let rows = sqlx::query(statements::GAPS)
+            .bind(campaign.as_str())
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool)
+            .await?;
         rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
     }
 
     /// The claim `id` as SQL has it.
     pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, ArchiveError> {
-        let row = sqlx::query("SELECT * FROM claims WHERE id = $1")
-            .bind(id.to_string())
-            .fetch_optional(&self.pool)
-            .await?;
+        let row = sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&self.pool).await?;
         row.as_ref().map(read).transpose()
     }
 
@@ -205,21 +207,17 @@ impl Archive {
         after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, ArchiveError> {
-        let found = sqlx::query(
-            "SELECT * FROM claims WHERE campaign_id = $1 AND (sequence > $2 OR (sequence = $2 AND id > $3)) \
-             ORDER BY sequence, id LIMIT $4",
-        )
-        .bind(campaign.as_str())
-        .bind(big(after.sequence))
-        .bind(after.id.as_str())
-        .bind(i64::from(limit))
-        .fetch_all(&self.pool)
-        .await?;
+        let found = sqlx::query(statements::PAGE)
+            .bind(campaign.as_str())
+            .bind(big(after.sequence))
+            .bind(after.id.as_str())
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool)
+            .await?;
         let rows = found.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let full = rows.len() == usize::try_from(limit).unwrap_or(usize::MAX);
         let next = rows
             .last()
-            .filter(|_| full)
+            .filter(|_| is_full(rows.len(), limit))
             .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
         Ok(ClaimPage { rows, next })
     }
@@ -256,26 +254,11 @@ impl Archive {
         let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, epoch_now)).collect();
         // Strings, numbers and nulls: nothing in them can fail to be written.
         let json = serde_json::to_string(&columns).unwrap_or_default();
-        sqlx::query(AssertSqlSafe(INSERT.replace("{rows}", self.rows_of_json)))
+        sqlx::query(AssertSqlSafe(statements::WRITE.replace(statements::ROWS, self.rows_of_json)))
             .bind(json)
             .bind(campaign.to_string())
     }
 }
-
-/// The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
-const INSERT: &str = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
-    claimed_at, expires_at, updated_at, total_then, taken_after) \
-    SELECT value->>0, $2, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
-    CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), \
-    CAST(value->>9 AS BIGINT), CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT) \
-    FROM {rows} WHERE TRUE \
-    ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
-    revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
-    claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
-    total_then = COALESCE(excluded.total_then, claims.total_then), \
-    taken_after = COALESCE(excluded.taken_after, claims.taken_after) \
-    WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
-    OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
 
 /// A campaign whose row a transaction holds.
 #[derive(Debug, Clone, Copy)]
@@ -311,37 +294,39 @@ async fn lock_campaign(
     Ok(Locked { epoch: unsigned(row.try_get(0)?)?, per_user: limit(1)?, per_user_per_day: limit(2)? })
 }
 
-/// Whether a claim that SQL does not hold yet would pass, on top of what SQL holds, the total it was decided by, or what
-/// the campaign allows a user now.
-async fn passes_a_limit(
+/// Units that the claim `id` has taken, as SQL holds it.
+async fn standing(transaction: &mut Transaction<'_, Any>, id: &str) -> Result<u64, DrainError> {
+    let row = sqlx::query(statements::STANDING).bind(id.to_owned()).fetch_one(&mut **transaction).await?;
+    Ok(unsigned(row.try_get(0)?)?)
+}
+
+/// Whether a claim, its id beside what all others have taken, would exceed the total it was decided by, or what the
+/// campaign allows a user now.
+async fn exceeds_a_limit(
     transaction: &mut Transaction<'_, Any>,
     campaign: &CampaignId,
     locked: &Locked,
     row: &Row<'_>,
+    (id, taken_by_others): (&str, u64),
 ) -> Result<bool, DrainError> {
     if !matches!(row.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held) {
         return Ok(false);
     }
-    let taken = sqlx::query(
-        "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
-         CAST(COALESCE(SUM(CASE WHEN user_id = $1 THEN quantity ELSE 0 END), 0) AS BIGINT), \
-         CAST(COALESCE(SUM(CASE WHEN user_id = $1 AND day = $2 THEN quantity ELSE 0 END), 0) AS BIGINT) \
-         FROM claims WHERE campaign_id = $3 AND id <> $4 AND status IN ('granted', 'held')",
-    )
-    .bind(row.event.user.to_string())
-    .bind(i64::from(row.event.claim.day))
-    .bind(campaign.to_string())
-    .bind(row.event.claim_id(campaign).to_string())
-    .fetch_one(&mut **transaction)
-    .await?;
-    for (column, limit) in [row.total_then, locked.per_user, locked.per_user_per_day].into_iter().enumerate()
-    {
-        let after = unsigned(taken.try_get(column)?)? + u64::from(row.event.claim.quantity);
-        if limit.is_some_and(|limit| after > limit) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let of_user = sqlx::query(statements::TAKEN_BY_USER)
+        .bind(campaign.to_string())
+        .bind(row.event.user.to_string())
+        .bind(id.to_owned())
+        .bind(i64::from(row.event.claim.day))
+        .fetch_one(&mut **transaction)
+        .await?;
+    let quantity = u64::from(row.event.claim.quantity);
+    Ok([
+        (taken_by_others, row.total_then),
+        (unsigned(of_user.try_get(0)?)?, locked.per_user),
+        (unsigned(of_user.try_get(1)?)?, locked.per_user_per_day),
+    ]
+    .into_iter()
+    .any(|(taken, limit)| limit.is_some_and(|limit| taken + quantity > limit)))
 }
 
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
@@ -353,7 +338,7 @@ struct Row<'a> {
     taken_after: Option<u64>,
 }
 
-/// As [`INSERT`] takes them.
+/// As [`statements::WRITE`] takes them.
 type Columns<'a> =
     (String, &'a str, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
 
@@ -444,6 +429,10 @@ fn read_record(row: &AnyRow) -> Result<(UserId, Record), ArchiveError> {
         expires_at: expires_at.map(time).transpose()?,
     };
     Ok((id.user, record))
+}
+
+fn is_full(rows: usize, limit: u32) -> bool {
+    u32::try_from(rows).is_ok_and(|rows| rows >= limit)
 }
 
 fn status(text: &str) -> Result<ClaimStatus, ArchiveError> {

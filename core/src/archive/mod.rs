@@ -5,6 +5,7 @@
 
 mod campaigns;
 mod claims;
+pub mod statements;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -70,7 +71,7 @@ impl Archive {
             .await?;
         MIGRATIONS.run(&pool).await?;
         let sqlite = url.starts_with("sqlite:");
-        let rows_of_json = if sqlite { "json_each($1)" } else { "jsonb_array_elements(CAST($1 AS JSONB))" };
+        let rows_of_json = if sqlite { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES };
         Ok(Self { pool, url: url.into(), rows_of_json })
     }
 

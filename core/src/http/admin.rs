@@ -21,6 +21,8 @@ use crate::recovery::{Recovered, RecoveryError};
 
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
+/// Claims that an export reads at once, and holds in memory.
+const CSV_PAGE: u32 = 5000;
 
 /// A campaign with what only admins see.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
@@ -337,7 +339,7 @@ fn csv(app: &App, id: CampaignId, after: ClaimCursor) -> Response {
             let Some((after, first)) = from else {
                 return Ok::<_, CsvError>(None);
             };
-            let page = archive.claims(&id, &after, PAGE_MAX).await?;
+            let page = archive.claims(&id, &after, CSV_PAGE).await?;
             let next = page.next.map(|next| (next, false));
             Ok(Some((csv_text(page.rows, first)?, next)))
         }
