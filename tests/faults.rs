@@ -30,6 +30,8 @@ mod plans;
 mod rebuild;
 #[path = "faults/redis.rs"]
 mod redis;
+#[path = "faults/register.rs"]
+mod register;
 #[path = "faults/replies.rs"]
 mod replies;
 #[path = "faults/sql.rs"]

@@ -381,12 +381,10 @@ fn newest(entries: &[Entry]) -> Vec<Row<'_>> {
             Occupied(place) => {
                 let known = &mut rows[*place.get()];
                 if (epoch, event.claim.revision) > (known.epoch, known.event.claim.revision) {
-                    let (total_then, taken_after) = (known.total_then, known.taken_after);
-                    *known = Row {
-                        total_then: row.total_then.or(total_then),
-                        taken_after: row.taken_after.or(taken_after),
-                        ..row
-                    };
+                    // The guard's numbers belong together: a new decision brings both, a later state neither.
+                    let decided = if row.taken_after.is_some() { row } else { *known };
+                    let Row { total_then, taken_after, .. } = decided;
+                    *known = Row { total_then, taken_after, ..row };
                 }
             }
         }

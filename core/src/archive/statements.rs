@@ -30,7 +30,7 @@ statements! {
         ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
         revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
         claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
-        total_then = COALESCE(excluded.total_then, claims.total_then), \
+        total_then = CASE WHEN excluded.taken_after IS NULL THEN claims.total_then ELSE excluded.total_then END, \
         taken_after = COALESCE(excluded.taken_after, claims.taken_after) \
         WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";

@@ -1,0 +1,104 @@
+//! The register by itself, on both databases: what its own guard lets in, and what it does about rows it cannot read.
+
+use claimgate_core::archive::{Archive, Change, sqlite_url};
+use claimgate_core::campaign::NewCampaign;
+use claimgate_core::ledger::events::{Entry, Event};
+use claimgate_core::ledger::record::Record;
+use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
+use serde_json::json;
+use support::postgres::Postgres;
+use support::times::from_now;
+use tempfile::TempDir;
+
+use crate::tally::Row;
+
+/// A register of either database, and what it stands on.
+struct Register {
+    archive: Archive,
+    campaign: CampaignId,
+    _folder: TempDir,
+    _postgres: Option<Postgres>,
+}
+
+impl Register {
+    /// With one campaign, at epoch 1 and without limits.
+    async fn open(url: &str, folder: TempDir, postgres: Option<Postgres>) -> Self {
+        let archive = Archive::open(url).await.unwrap();
+        let body = json!({"id": "demo", "name": "demo", "starts_at": from_now(-60), "limits": {}});
+        let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
+        let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
+        assert!(archive.create(&campaign, change).await.unwrap().is_none());
+        Self { archive, campaign: campaign.id, _folder: folder, _postgres: postgres }
+    }
+
+    async fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self::open(&sqlite_url(&folder.path().join("register.sqlite")), folder, None).await
+    }
+
+    async fn postgres() -> Result<Self, String> {
+        let postgres = Postgres::start().await?;
+        let url = postgres.database("register").await;
+        Ok(Self::open(&url, tempfile::tempdir().unwrap(), Some(postgres)).await)
+    }
+}
+
+/// One grant, decided under `total_then` (none: without a limit) as the `taken_after`th unit.
+fn grant(epoch: u64, total_then: Option<u64>, taken_after: u64) -> Entry {
+    let claim = Record {
+        digest: [7; 16],
+        status: ClaimStatus::Granted,
+        revision: 1,
+        quantity: 1,
+        sequence: taken_after,
+        claimed_at: Timestamp::from_ms(1_750_000_000_000).unwrap(),
+        expires_at: None,
+        day: 20_000,
+    };
+    let event = Event {
+        user: "alice".parse().unwrap(),
+        updated_at: claim.claimed_at,
+        claim,
+        total_then,
+        taken_after: Some(taken_after),
+    };
+    Entry { id: format!("1-{taken_after}"), epoch, count: taken_after, events: vec![event] }
+}
+
+/// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the
+/// guard of the first decision says nothing about the second.
+async fn granted_again(row: Row, register: Register, at_once: bool) {
+    let Register { archive, campaign, .. } = &register;
+    let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
+    let id = before.events[0].claim_id(campaign);
+    if at_once {
+        archive.drain(campaign, &[before, after]).await.expect("both in one");
+    } else {
+        archive.drain(campaign, &[before]).await.expect("what an older epoch has written");
+        let claim = archive.claim(&id).await.unwrap().expect("a claim").claim;
+        assert_eq!(claim.status, ClaimStatus::Revoked);
+        archive.drain(campaign, &[after]).await.expect("what is acknowledged is written");
+    }
+    let claim = archive.claim(&id).await.unwrap().expect("a claim").claim;
+    assert_eq!((claim.status, claim.sequence), (ClaimStatus::Granted, 150));
+    row.passed(2, "granted");
+}
+
+#[tokio::test]
+async fn a_revoked_claim_is_granted_again_without_a_total_sqlite() {
+    let row = Row::begin("granted again after the total was removed: SQLite");
+    granted_again(row, Register::sqlite().await, false).await;
+    let row = Row::begin("granted again after the total was removed, both drained at once: SQLite");
+    granted_again(row, Register::sqlite().await, true).await;
+}
+
+#[tokio::test]
+async fn a_revoked_claim_is_granted_again_without_a_total_postgres() {
+    for at_once in [false, true] {
+        let row = Row::begin("granted again after the total was removed: PostgreSQL");
+        match Register::postgres().await {
+            Ok(register) => granted_again(row, register, at_once).await,
+            Err(why) => row.skip(&why),
+        }
+    }
+}
