@@ -48,3 +48,5 @@ mod tally;
 mod tls;
 #[path = "faults/traps.rs"]
 mod traps;
+#[path = "faults/vanished.rs"]
+mod vanished;

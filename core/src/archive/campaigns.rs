@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::{CampaignId, Limits, Timestamp, Window};
+use sqlx::Row as _;
 use sqlx::any::AnyRow;
-use sqlx::{Any, Row as _, Transaction};
 
+use super::pool::Transaction;
 use super::{Archive, ArchiveError};
 use crate::campaign::{Archived, Campaign, Reached};
 
@@ -175,16 +176,13 @@ impl Archive {
 
 const SELECT_ONE: &str = "SELECT * FROM campaigns WHERE id = $1";
 
-async fn select(
-    transaction: &mut Transaction<'_, Any>,
-    id: &CampaignId,
-) -> Result<Option<Campaign>, ArchiveError> {
+async fn select(transaction: &mut Transaction, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
     let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
     row.as_ref().map(read).transpose()
 }
 
 async fn audit(
-    transaction: &mut Transaction<'_, Any>,
+    transaction: &mut Transaction,
     before: Option<&Campaign>,
     after: &Campaign,
     change: Change<'_>,

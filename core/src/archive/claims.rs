@@ -9,10 +9,11 @@ use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timest
 use futures_util::{Stream, TryStreamExt as _, stream};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
-use sqlx::{Any, AssertSqlSafe, Connection as _, Row as _, Transaction};
+use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unreadable, unsigned};
-use super::{Archive, ArchiveError, statements};
+use super::pool::{Pool, Transaction};
+use super::{Archive, ArchiveError, BULK, WHOLE, statements};
 use crate::ledger::events::{Entry, Event};
 use crate::ledger::record::Record;
 
@@ -107,7 +108,7 @@ impl Archive {
     /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
     pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.within(BULK).begin().await?;
         let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
         let mut rows = newest(entries);
         // In the order of their ids each page of the index is visited once.
@@ -120,7 +121,7 @@ impl Archive {
     /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
     /// it was granted by a Redis that had lost what SQL holds in its place.
     pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.within(WHOLE).begin().await?;
         let locked = lock_campaign(&mut transaction, campaign, entries).await?;
         let taken =
             sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
@@ -157,7 +158,7 @@ impl Archive {
                 .bind(user)
                 .bind(big(sequence))
                 .bind(i64::from(LOAD_PAGE))
-                .fetch_all(&self.pool)
+                .fetch_all(&self.pool.within(BULK))
                 .await?;
             let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
             let last = records.last().filter(|_| is_full(rows.len(), LOAD_PAGE));
@@ -169,7 +170,10 @@ impl Archive {
 
     /// What SQL holds of a campaign, summed up.
     pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, ArchiveError> {
-        let row = sqlx::query(statements::TOTALS).bind(campaign.as_str()).fetch_one(&self.pool).await?;
+        let row = sqlx::query(statements::TOTALS)
+            .bind(campaign.as_str())
+            .fetch_one(&self.pool.within(WHOLE))
+            .await?;
         Ok(Totals {
             claims: unsigned(row.try_get(0)?)?,
             taken: unsigned(row.try_get(1)?)?,
@@ -189,7 +193,7 @@ impl Archive {
         let rows = sqlx::query(statements::GAPS)
             .bind(campaign.as_str())
             .bind(i64::from(limit))
-            .fetch_all(&self.pool)
+            .fetch_all(&self.pool.within(WHOLE))
             .await?;
         rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
     }
@@ -200,47 +204,43 @@ impl Archive {
         row.as_ref().map(read).transpose()
     }
 
-    /// Up to `limit` claims of a campaign, those behind `after`.
+    /// Up to `limit` claims of a campaign, those behind `after`, for a caller who waits.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
         after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, ArchiveError> {
-        let found = sqlx::query(statements::PAGE)
-            .bind(campaign.as_str())
-            .bind(big(after.sequence))
-            .bind(after.id.as_str())
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool)
-            .await?;
-        let rows = found.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let next = rows
-            .last()
-            .filter(|_| is_full(rows.len(), limit))
-            .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
-        Ok(ClaimPage { rows, next })
+        page(&self.pool, campaign, after, limit).await
+    }
+
+    /// Up to `limit` claims of a campaign, those behind `after`, as one part of an export.
+    pub async fn export_page(
+        &self,
+        campaign: &CampaignId,
+        after: &ClaimCursor,
+        limit: u32,
+    ) -> Result<ClaimPage, ArchiveError> {
+        page(&self.pool.within(BULK), campaign, after, limit).await
     }
 
     /// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
     async fn try_insert(
         &self,
-        transaction: &mut Transaction<'_, Any>,
+        transaction: &mut Transaction,
         campaign: &CampaignId,
         epoch: u64,
         row: Row<'_>,
     ) -> Result<bool, DrainError> {
-        let mut attempt = transaction.begin().await?;
-        let written = self.insert(campaign, epoch, &[row]).execute(&mut *attempt).await;
-        match written.map_err(DrainError::from) {
-            Ok(_) => attempt.commit().await?,
-            Err(DrainError::Constraint(_)) => {
-                attempt.rollback().await?;
-                return Ok(false);
-            }
+        sqlx::raw_sql("SAVEPOINT attempt").execute(&mut **transaction).await?;
+        let written = self.insert(campaign, epoch, &[row]).execute(&mut **transaction).await;
+        let (stands, end) = match written.map_err(DrainError::from) {
+            Ok(_) => (true, "RELEASE SAVEPOINT attempt"),
+            Err(DrainError::Constraint(_)) => (false, "ROLLBACK TO SAVEPOINT attempt"),
             Err(error) => return Err(error),
-        }
-        Ok(true)
+        };
+        sqlx::raw_sql(end).execute(&mut **transaction).await?;
+        Ok(stands)
     }
 
     /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
@@ -260,6 +260,28 @@ impl Archive {
     }
 }
 
+/// Up to `limit` claims of a campaign, those behind `after`, in the order of their sequence.
+async fn page(
+    pool: &Pool,
+    campaign: &CampaignId,
+    after: &ClaimCursor,
+    limit: u32,
+) -> Result<ClaimPage, ArchiveError> {
+    let found = sqlx::query(statements::PAGE)
+        .bind(campaign.as_str())
+        .bind(big(after.sequence))
+        .bind(after.id.as_str())
+        .bind(i64::from(limit))
+        .fetch_all(pool)
+        .await?;
+    let rows = found.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let next = rows
+        .last()
+        .filter(|_| is_full(rows.len(), limit))
+        .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
+    Ok(ClaimPage { rows, next })
+}
+
 /// A campaign whose row a transaction holds.
 #[derive(Debug, Clone, Copy)]
 struct Locked {
@@ -270,7 +292,7 @@ struct Locked {
 
 /// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come.
 async fn lock_campaign(
-    transaction: &mut Transaction<'_, Any>,
+    transaction: &mut Transaction,
     campaign: &CampaignId,
     entries: &[Entry],
 ) -> Result<Locked, DrainError> {
@@ -295,7 +317,7 @@ async fn lock_campaign(
 }
 
 /// Units that the claim `id` has taken, as SQL holds it.
-async fn standing(transaction: &mut Transaction<'_, Any>, id: &str) -> Result<u64, DrainError> {
+async fn standing(transaction: &mut Transaction, id: &str) -> Result<u64, DrainError> {
     let row = sqlx::query(statements::STANDING).bind(id.to_owned()).fetch_one(&mut **transaction).await?;
     Ok(unsigned(row.try_get(0)?)?)
 }
@@ -303,7 +325,7 @@ async fn standing(transaction: &mut Transaction<'_, Any>, id: &str) -> Result<u6
 /// Whether a claim, its id beside what all others have taken, would exceed the total it was decided by, or what the
 /// campaign allows a user now.
 async fn exceeds_a_limit(
-    transaction: &mut Transaction<'_, Any>,
+    transaction: &mut Transaction,
     campaign: &CampaignId,
     locked: &Locked,
     row: &Row<'_>,

@@ -11,7 +11,7 @@ use claimgate_shared::{CampaignId, CampaignView, ClaimStatus, Code, Problem, Tim
 use serde::{Deserialize, Serialize};
 
 use super::claims::{path_id, undecided};
-use super::exchange::{Answer, json, read_json};
+use super::exchange::{Answer, in_time, json, read_json};
 use crate::app::App;
 use crate::archive::{ArchiveError, Change, Changed, ClaimCursor, ClaimRow};
 use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
@@ -128,16 +128,21 @@ pub async fn create(State(app): State<App>, request: Request) -> Answer {
     let campaign = NewCampaign::parse(&body)?;
     let caller = app.gatekeeper.admin(&parts.headers)?;
     let change = Change { who: caller.name(), what: "create", at: clock::now() };
-    let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
     let id = campaign.id.clone();
-    match found {
-        None => {
-            app.opened(campaign).await.map_err(|error| undecided(&error))?;
-            json(StatusCode::CREATED, &view(&app, id.as_str()).await?)
+    in_time(async {
+        let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
+        match found {
+            None => {
+                app.opened(campaign).await.map_err(|error| undecided(&error))?;
+                json(StatusCode::CREATED, &view(&app, id.as_str()).await?)
+            }
+            Some(found) if found.same_rules(&campaign) => {
+                json(StatusCode::OK, &view(&app, id.as_str()).await?)
+            }
+            Some(_) => Err(Problem::new(Code::CampaignExists, "another campaign has this id").into()),
         }
-        Some(found) if found.same_rules(&campaign) => json(StatusCode::OK, &view(&app, id.as_str()).await?),
-        Some(_) => Err(Problem::new(Code::CampaignExists, "another campaign has this id").into()),
-    }
+    })
+    .await
 }
 
 /// Lists campaigns in the order of their ids.
@@ -189,12 +194,15 @@ pub async fn update(State(app): State<App>, request: Request) -> Answer {
     let (parts, body) = read_json(request).await?;
     let patch = CampaignPatch::parse(&body)?;
     let caller = app.gatekeeper.admin(&parts.headers)?;
-    let before = app.register(path_id(&parts.uri)).await?;
-    if before.version != patch.version {
-        return Err(conflict(&before).into());
-    }
-    let after = patch.apply(&before)?;
-    change(&app, caller.name(), "update", &before, after).await
+    in_time(async {
+        let before = app.register(path_id(&parts.uri)).await?;
+        if before.version != patch.version {
+            return Err(conflict(&before).into());
+        }
+        let after = patch.apply(&before)?;
+        change(&app, caller.name(), "update", &before, after).await
+    })
+    .await
 }
 
 /// Stops claims until resumed.
@@ -246,7 +254,7 @@ pub async fn warm_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
     let known = app.known_by_text(path_id(&uri)).await?;
     let recovered = app.recovery.look_after(&known).await;
     app.gate.changed(&known.campaign().id);
-    match recovered.map_err(|error| not_recovered(&error))? {
+    match recovered.map_err(|error| not_recovered(&app, &error))? {
         Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, path_id(&uri)).await?),
         Recovered::Elsewhere => {
             Err(Problem::new(Code::CampaignNotReady, "another core is loading it").into())
@@ -265,7 +273,7 @@ pub async fn warm_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
 pub async fn compare(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(path_id(&uri)).await?;
-    let compared = app.reconciler().compare(&known).await.map_err(|error| not_recovered(&error))?;
+    let compared = app.reconciler().compare(&known).await.map_err(|error| not_recovered(&app, &error))?;
     json(StatusCode::OK, &compared)
 }
 
@@ -280,12 +288,13 @@ pub async fn compare(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
 pub async fn repair(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(path_id(&uri)).await?;
-    let repaired = app.reconciler().repair(&known).await.map_err(|error| not_recovered(&error))?;
+    let repaired = app.reconciler().repair(&known).await.map_err(|error| not_recovered(&app, &error))?;
     json(StatusCode::OK, &repaired)
 }
 
-fn not_recovered(error: &RecoveryError) -> Problem {
+fn not_recovered(app: &App, error: &RecoveryError) -> Problem {
     match error {
+        RecoveryError::Archive(error) => app.sql_failed(error),
         RecoveryError::Ledger(error) => undecided(error),
         error => {
             tracing::warn!(%error, "not recovered");
@@ -339,7 +348,7 @@ fn csv(app: &App, id: CampaignId, after: ClaimCursor) -> Response {
             let Some((after, first)) = from else {
                 return Ok::<_, CsvError>(None);
             };
-            let page = archive.claims(&id, &after, CSV_PAGE).await?;
+            let page = archive.export_page(&id, &after, CSV_PAGE).await?;
             let next = page.next.map(|next| (next, false));
             Ok(Some((csv_text(page.rows, first)?, next)))
         }
