@@ -1,5 +1,7 @@
 //! The register by itself, on both databases: what its own guard lets in, and what it does about rows it cannot read.
 
+use std::time::{Duration, Instant};
+
 use claimgate_core::archive::{Archive, Change, sqlite_url};
 use claimgate_core::campaign::NewCampaign;
 use claimgate_core::ledger::events::{Entry, Event};
@@ -7,9 +9,13 @@ use claimgate_core::ledger::record::Record;
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
 use serde_json::json;
 use support::postgres::Postgres;
+use support::signing::claim_id;
 use support::times::from_now;
+use support::wait::holds;
+use support::{SOON, eventually};
 use tempfile::TempDir;
 
+use crate::stage::Stage;
 use crate::tally::Row;
 
 /// A register of either database, and what it stands on.
@@ -100,5 +106,81 @@ async fn a_revoked_claim_is_granted_again_without_a_total_postgres() {
             Ok(register) => granted_again(row, register, at_once).await,
             Err(why) => row.skip(&why),
         }
+    }
+}
+
+/// A row that this build cannot read, as another version may have written it, stops neither the others nor the start.
+async fn one_is_unreadable(row: Row, mut stage: Stage) {
+    for id in ["aaa", "demo", "zzz"] {
+        stage.core.create(id, json!({"total": 10})).await;
+        stage.core.claim(id, "alice", "k").await.expect(201);
+    }
+    stage.drained("aaa").await;
+    row.kill();
+    stage.core.kill();
+    let zone = |zone| format!("UPDATE campaigns SET time_zone = '{zone}' WHERE id = 'aaa'");
+    assert_eq!(stage.sql.run(zone("Mars/Olympus")).await, 1);
+    stage.core = stage.core.restart().await;
+    for id in ["demo", "zzz"] {
+        eventually(SOON, || async {
+            let reply = stage.core.claim(id, "bob", "k").await;
+            holds([200, 201].contains(&reply.status), || reply.text())
+        })
+        .await;
+    }
+    let listed = stage.core.admin_get("/admin/v1/campaigns?limit=1").await.expect(200).json();
+    assert_eq!((listed["items"].as_array().unwrap().len(), &listed["next_cursor"]), (0, &json!("aaa")));
+    let listed = stage.core.admin_get("/admin/v1/campaigns?cursor=aaa").await.expect(200).json();
+    let ids: Vec<_> = listed["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
+    assert_eq!(ids, ["demo", "zzz"]);
+    for _ in 0..3 {
+        let refused = [
+            stage.core.claim("aaa", "bob", "k").await,
+            stage.core.look_up(&claim_id("aaa", "alice", "k")).await,
+            stage.core.get("/internal/v1/campaigns/aaa").await,
+            stage.core.admin_get("/admin/v1/campaigns/aaa").await,
+            stage.core.switch("aaa", "pause").await,
+        ];
+        for reply in refused {
+            let text = reply.refused(503, "unavailable").text();
+            assert!(!text.contains("Mars") && !text.contains("zone"), "{text}");
+        }
+    }
+    // Several looks at the register later, the log has said it once.
+    stage.core.create("later", json!({})).await;
+    let path = "/admin/v1/campaigns/later";
+    for _ in 0..2 {
+        let asked = Instant::now();
+        eventually(SOON, || async {
+            let reply = stage.core.admin_get(path).await.expect(200);
+            holds(asked.elapsed() > Duration::from_millis(1200), || reply.text())
+        })
+        .await;
+    }
+    let log = stage.core.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("cannot read")).collect();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    assert!(lines[0].contains("aaa") && lines[0].contains("zone"), "{lines:?}");
+    assert_eq!(stage.sql.run(zone("UTC")).await, 1);
+    eventually(SOON, || async {
+        let reply = stage.core.claim("aaa", "bob", "k").await;
+        holds([200, 201].contains(&reply.status), || reply.text())
+    })
+    .await;
+    row.passed(20, "the others were served, and it is back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_unreadable_campaign_stops_no_other_sqlite() {
+    let row = Row::begin("a campaign that cannot be read: SQLite");
+    one_is_unreadable(row, Stage::embedded().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_unreadable_campaign_stops_no_other_postgres() {
+    let row = Row::begin("a campaign that cannot be read: PostgreSQL");
+    match Stage::on_postgres(true).await {
+        Ok(stage) => one_is_unreadable(row, stage).await,
+        Err(why) => row.skip(&why),
     }
 }

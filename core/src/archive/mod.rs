@@ -19,6 +19,7 @@
 
 mod campaigns;
 mod claims;
+mod drain;
 mod pool;
 pub mod statements;
 
@@ -31,8 +32,10 @@ use sqlx::{AnyConnection, Connection as _};
 use tokio::time::timeout;
 
 use self::pool::Pool;
-pub use campaigns::{Change, Changed};
-pub use claims::{ClaimCursor, ClaimPage, ClaimRow, DrainError, Totals};
+use campaigns::Unreadable;
+pub use campaigns::{CampaignPage, Change, Changed};
+pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
+pub use drain::DrainError;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
@@ -66,6 +69,7 @@ pub struct Archive {
     /// One connection for [`Archive::ping`], made when it is first needed.
     pings: Pool,
     url: Arc<str>,
+    unreadable: Arc<Unreadable>,
     /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
     rows_of_json: &'static str,
 }
@@ -145,6 +149,7 @@ impl Archive {
             pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX),
             pings: Pool::new(connections(1, PING)?, PING, 1),
             url: url.into(),
+            unreadable: Arc::default(),
             rows_of_json,
         })
     }

@@ -1,10 +1,8 @@
 //! Campaigns, for admins.
 
-use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request, State};
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::header::ACCEPT;
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::response::{IntoResponse as _, Response};
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, CampaignView, ClaimStatus, Code, Problem, Timestamp};
@@ -12,8 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::claims::{path_id, undecided};
 use super::exchange::{Answer, in_time, json, read_json};
+use super::export;
 use crate::app::App;
-use crate::archive::{ArchiveError, Change, Changed, ClaimCursor, ClaimRow};
+use crate::archive::{Change, Changed, ClaimCursor, ClaimRow};
 use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
 use crate::clock;
 use crate::reconcile::Reconciliation;
@@ -21,8 +20,6 @@ use crate::recovery::{Recovered, RecoveryError};
 
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
-/// Claims that an export reads at once, and holds in memory.
-const CSV_PAGE: u32 = 5000;
 
 /// A campaign with what only admins see.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
@@ -158,9 +155,9 @@ pub async fn list(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answe
     let query = PageQuery::parse(&uri)?;
     let limit = query.limit()?;
     let after = query.cursor.unwrap_or_default();
-    let campaigns = app.archive.campaigns(&after, limit).await.map_err(|error| app.sql_failed(&error))?;
-    let full = campaigns.len() == usize::try_from(limit).unwrap_or(usize::MAX);
-    let next_cursor = campaigns.last().filter(|_| full).map(|last| last.id.to_string());
+    let page = app.archive.campaigns(&after, limit).await.map_err(|error| app.sql_failed(&error))?;
+    let next_cursor = page.last.filter(|_| page.is_full);
+    let campaigns = page.campaigns;
     let mut items = Vec::with_capacity(campaigns.len());
     for campaign in campaigns {
         items.push(view(&app, campaign.id.as_str()).await?);
@@ -332,58 +329,12 @@ pub async fn claims(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
         .and_then(|accept| accept.to_str().ok())
         .is_some_and(|accept| accept.contains("text/csv"))
     {
-        return Ok(csv(&app, campaign.id, after));
+        return Ok(export::csv(&app, campaign.id, after));
     }
     let page =
         app.archive.claims(&campaign.id, &after, limit).await.map_err(|error| app.sql_failed(&error))?;
     let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
-}
-
-fn csv(app: &App, id: CampaignId, after: ClaimCursor) -> Response {
-    let archive = app.archive.clone();
-    let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
-        let (archive, id) = (archive.clone(), id.clone());
-        async move {
-            let Some((after, first)) = from else {
-                return Ok::<_, CsvError>(None);
-            };
-            let page = archive.export_page(&id, &after, CSV_PAGE).await?;
-            let next = page.next.map(|next| (next, false));
-            Ok(Some((csv_text(page.rows, first)?, next)))
-        }
-    });
-    ([(CONTENT_TYPE, "text/csv; charset=utf-8")], Body::from_stream(pages)).into_response()
-}
-
-#[derive(Debug, thiserror::Error)]
-enum CsvError {
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    #[error(transparent)]
-    Csv(#[from] csv::Error),
-    #[error(transparent)]
-    Buffer(#[from] Box<csv::IntoInnerError<csv::Writer<Vec<u8>>>>),
-}
-
-fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
-    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
-    if first {
-        writer.write_record([
-            "id",
-            "user_id",
-            "quantity",
-            "status",
-            "sequence",
-            "day",
-            "claimed_at",
-            "updated_at",
-        ])?;
-    }
-    for row in rows {
-        writer.serialize(ClaimItem::from(row))?;
-    }
-    Ok(writer.into_inner().map_err(Box::new)?.into())
 }
 
 async fn switch(app: &App, id: &str, headers: &HeaderMap, to: Switch, what: &str) -> Answer {

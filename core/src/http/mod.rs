@@ -4,6 +4,7 @@ pub mod admin;
 pub mod auth;
 pub mod claims;
 pub mod exchange;
+mod export;
 mod openapi;
 
 use std::sync::Arc;
