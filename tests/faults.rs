@@ -8,6 +8,8 @@
 mod backup;
 #[path = "faults/cores.rs"]
 mod cores;
+#[path = "faults/export.rs"]
+mod export;
 #[path = "faults/failover.rs"]
 mod failover;
 #[path = "faults/flow.rs"]
@@ -22,6 +24,8 @@ mod lock;
 mod machine;
 #[path = "faults/outbox.rs"]
 mod outbox;
+#[path = "faults/plans.rs"]
+mod plans;
 #[path = "faults/rebuild.rs"]
 mod rebuild;
 #[path = "faults/redis.rs"]
@@ -44,3 +48,7 @@ mod tally;
 mod tls;
 #[path = "faults/traps.rs"]
 mod traps;
+#[path = "faults/unreadable.rs"]
+mod unreadable;
+#[path = "faults/vanished.rs"]
+mod vanished;

@@ -210,9 +210,9 @@ impl App {
         let mut after = String::new();
         loop {
             let page = self.archive.campaigns(&after, REGISTER_PAGE).await?;
-            let Some(last) = page.last() else { return Ok(()) };
-            after = last.id.to_string();
-            for campaign in page {
+            let Some(last) = page.last else { return Ok(()) };
+            after = last;
+            for campaign in page.campaigns {
                 let known = self.campaigns.learn(campaign);
                 if known.is_due()
                     && let Err(error) = self.apply(&known).await
@@ -252,8 +252,14 @@ impl App {
 
     /// What callers are told while SQL does not answer.
     pub fn sql_failed(&self, error: &ArchiveError) -> Problem {
-        tracing::warn!(%error, "SQL did not answer");
-        Problem::new(Code::Unavailable, "the register does not answer")
+        // One line a request would let anyone fill the log: the health checks say once that SQL is away, and the register
+        // which campaign cannot be read.
+        tracing::debug!(%error, "SQL did not answer");
+        let detail = match error {
+            ArchiveError::Unreadable(_) => "the register holds what this version cannot read",
+            _ => "the register does not answer",
+        };
+        Problem::new(Code::Unavailable, detail)
     }
 
     /// For ids that lead nowhere.

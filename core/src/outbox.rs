@@ -77,26 +77,16 @@ impl Drain {
                 tracing::warn!(%error, "the drain does not give way to decisions");
             }
             runtime.block_on(async move {
-                let mut told = stop.clone();
-                let archive = tokio::select! {
-                    archive = self.reopen() => archive,
-                    _ = told.wait_for(|stop| *stop) => return,
-                };
-                Self { archive: archive.clone(), ..self }.run(stop).await;
-                archive.close().await;
+                // Over connections made on this thread.
+                match self.archive.reopen() {
+                    Ok(archive) => {
+                        Self { archive: archive.clone(), ..self }.run(stop).await;
+                        archive.close().await;
+                    }
+                    Err(error) => tracing::error!(%error, "the drain has no register"),
+                }
             });
         })
-    }
-
-    /// The archive over connections made on this thread.
-    async fn reopen(&self) -> Archive {
-        loop {
-            match self.archive.reopen().await {
-                Ok(archive) => return archive,
-                Err(error) => tracing::warn!(%error, "the drain cannot open the register; trying again"),
-            }
-            sleep(RETRY_MAX).await;
-        }
     }
 
     /// Runs until `stop` turns true.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::inspect::key;
+use support::sql::Claims;
 use support::{SOON, binary, eventually, heavy, wait::holds};
 
 use crate::stage::Stage;
@@ -36,7 +37,7 @@ async fn rebuild(row: Row, stage: Stage) {
     let count = given.unwrap_or(if debug { CLAIMS / 10 } else { CLAIMS });
     stage.core.create("demo", json!({"total": 2_000_000, "per_user": 4})).await;
     let started = Instant::now();
-    assert_eq!(stage.sql.run(many_claims(count)).await, count);
+    assert_eq!(stage.sql.run(Claims { campaign: "demo", count }.insert()).await, count);
     let filled = started.elapsed();
     row.fault();
     let started = Instant::now();
@@ -70,16 +71,4 @@ async fn rebuild(row: Row, stage: Stage) {
         3,
         &format!("{count} claims back after {took:.1?}, deletion included (filling SQL took {filled:.1?})"),
     );
-}
-
-/// `count` claims of half as many users, one statement that both databases understand.
-fn many_claims(count: u64) -> String {
-    format!(
-        "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, claimed_at, \
-         expires_at, updated_at, total_then, taken_after) \
-         WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) \
-         SELECT 'demo.u' || CAST(i / 2 AS TEXT) || '.000' || CAST(100000000000000000 + i AS TEXT) || 'A', 'demo', \
-         'u' || CAST(i / 2 AS TEXT), 1, 'granted', 1, 1, i, 20000, 1750000000000 + i, NULL, 1750000000000 + i, \
-         2000000, i FROM n"
-    )
 }

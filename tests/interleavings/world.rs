@@ -43,7 +43,7 @@ impl World {
             }
         };
         let archive = Archive::open(&url).await.expect("SQL opens");
-        let archives = [archive.reopen().await.expect("SQL opens"), archive];
+        let archives = [archive.reopen().expect("SQL opens"), archive];
         Self {
             redis: server.view().await,
             sql: Sql::open(&url),

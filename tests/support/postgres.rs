@@ -1,6 +1,7 @@
 //! A PostgreSQL of the test's own: a private cluster on a unix socket, gone when dropped.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -75,6 +76,16 @@ impl Postgres {
     /// The address of the database `name`.
     pub fn url(&self, name: &str) -> String {
         format!("postgres://{OWNER}@localhost:{}/{name}?host={}", self.port, self.folder.path().display())
+    }
+
+    /// The unix socket that it listens on.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join(format!(".s.PGSQL.{}", self.port))
+    }
+
+    /// The address of a database of its that is reached at `address`.
+    pub fn url_at(address: SocketAddr, database: &str) -> String {
+        format!("postgres://{OWNER}@{address}/{database}?sslmode=disable")
     }
 
     /// Where it listens on whatever `listen_addresses` names.

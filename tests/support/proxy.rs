@@ -1,4 +1,4 @@
-//! A proxy between core and its Redis that breaks connections where a test wants it to.
+//! A proxy between core and its Redis or PostgreSQL that breaks connections where a test wants it to.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -44,6 +44,8 @@ struct Shared {
     trap: Mutex<Option<Trap>>,
     sprung: watch::Sender<usize>,
     target: watch::Sender<PathBuf>,
+    /// How often the host has vanished, and whether it is gone now.
+    gone: watch::Sender<(usize, bool)>,
 }
 
 /// A TCP proxy to a server on a unix socket; gone, with its connections, when dropped.
@@ -63,6 +65,7 @@ impl Proxy {
             trap: Mutex::default(),
             sprung: watch::Sender::new(0),
             target: watch::Sender::new(target),
+            gone: watch::Sender::new((0, false)),
         };
         let shared = Arc::new(shared);
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
@@ -107,6 +110,17 @@ impl Proxy {
         sprung.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
     }
 
+    /// The host behind is gone without a word: nothing that is sent arrives any more, and nobody is told. New connections
+    /// are taken, and hear nothing.
+    pub fn vanish(&self) {
+        self.shared.gone.send_modify(|(times, gone)| (*times, *gone) = (*times + 1, true));
+    }
+
+    /// Another host is in its place: new connections reach it, those of before hear nothing for ever.
+    pub fn come_back(&self) {
+        self.shared.gone.send_modify(|(_, gone)| *gone = false);
+    }
+
     /// Leads to another server from now on: all connections are closed.
     pub fn point_at(&self, target: PathBuf) {
         self.shared.target.send_replace(target);
@@ -140,20 +154,40 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             let mut target = shared.target.subscribe();
+            let mut gone = shared.gone.subscribe();
             let to = target.borrow_and_update().clone();
+            let (times, is_gone) = *gone.borrow_and_update();
+            if is_gone {
+                return silence(client, target).await;
+            }
             // No server there: the client's connection is closed at once, as a dead host's would be.
-            let Ok(server) = UnixStream::connect(to).await else { return };
+            let Ok(mut server) = UnixStream::connect(to).await else { return };
+            let mut client = client;
             let _ = client.set_nodelay(true);
             tokio::select! {
-                () = carry(client, server, &shared) => {}
-                _ = target.changed() => {}
+                () = carry(&mut client, &mut server, &shared) => return,
+                _ = target.changed() => return,
+                _ = gone.wait_for(|(now, _)| *now > times) => {}
             }
+            // The server's side stays open too: it has heard of no end.
+            silence(client, target).await;
+            drop(server);
         });
     }
 }
 
+/// Takes whatever the client sends, and says nothing.
+async fn silence(mut client: TcpStream, mut target: watch::Receiver<PathBuf>) {
+    let mut bytes = vec![0; 64 * 1024];
+    let swallow = async { while client.read(&mut bytes).await.is_ok_and(|count| count > 0) {} };
+    tokio::select! {
+        () = swallow => {}
+        _ = target.changed() => {}
+    }
+}
+
 /// Carries both directions until one of them ends, or the trap ends them.
-async fn carry(mut client: TcpStream, mut server: UnixStream, shared: &Shared) {
+async fn carry(client: &mut TcpStream, server: &mut UnixStream, shared: &Shared) {
     let reset = {
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();

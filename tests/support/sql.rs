@@ -34,6 +34,30 @@ impl SqlClaim {
     }
 }
 
+/// Claims to fill a register with: of half as many users, one unit each, sequences 1 to `count`.
+#[derive(Debug, Clone, Copy)]
+pub struct Claims<'a> {
+    /// Whose.
+    pub campaign: &'a str,
+    /// How many.
+    pub count: u64,
+}
+
+impl Claims<'_> {
+    /// One statement that both databases understand, for [`Sql::run`].
+    pub fn insert(&self) -> String {
+        let Self { campaign, count } = self;
+        format!(
+            "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
+             claimed_at, expires_at, updated_at, total_then, taken_after) \
+             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) \
+             SELECT '{campaign}.u' || CAST(i / 2 AS TEXT) || '.000' || CAST(100000000000000000 + i AS TEXT) || 'A', \
+             '{campaign}', 'u' || CAST(i / 2 AS TEXT), 1, 'granted', 1, 1, i, 20000, 1750000000000 + i, NULL, \
+             1750000000000 + i, {count}, i FROM n"
+        )
+    }
+}
+
 /// Core's register, whichever database it is.
 #[derive(Debug, Clone)]
 pub struct Sql {

@@ -1,12 +1,15 @@
 //! Campaigns in SQL, and the record of who changed them.
 
+use std::collections::HashSet;
 use std::num::NonZeroU32;
+use std::sync::{Mutex, PoisonError};
 
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::{CampaignId, Limits, Timestamp, Window};
+use sqlx::Row as _;
 use sqlx::any::AnyRow;
-use sqlx::{Any, Row as _, Transaction};
 
+use super::pool::Transaction;
 use super::{Archive, ArchiveError};
 use crate::campaign::{Archived, Campaign, Reached, RegisterId};
 use crate::step;
@@ -18,6 +21,36 @@ pub enum Changed {
     Done(Campaign),
     /// It was at another version.
     Conflict(Campaign),
+}
+
+/// A page of campaigns.
+#[derive(Debug, Default)]
+pub struct CampaignPage {
+    /// Those that can be read.
+    pub campaigns: Vec<Campaign>,
+    /// Ids of those that this version cannot read.
+    pub unreadable: Vec<String>,
+    /// The last id of the page, of whichever; `None` when there is none.
+    pub last: Option<String>,
+    /// Whether there may be more.
+    pub is_full: bool,
+}
+
+/// Campaigns that the log has named as unreadable.
+#[derive(Debug, Default)]
+pub(super) struct Unreadable(Mutex<HashSet<String>>);
+
+impl Unreadable {
+    fn note(&self, id: &str, error: Option<&ArchiveError>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match error {
+            Some(error) if known.insert(id.to_owned()) => {
+                tracing::error!(campaign = id, %error, "this campaign is left alone; the others go on");
+            }
+            None if known.remove(id) => tracing::info!(campaign = id, "can be read again"),
+            _ => {}
+        }
+    }
 }
 
 /// Who changes a campaign and how, for the record.
@@ -126,15 +159,29 @@ impl Archive {
         row.as_ref().map(read).transpose()
     }
 
-    /// Up to `limit` campaigns in the order of their ids, those after `after` first.
-    pub async fn campaigns(&self, after: &str, limit: u32) -> Result<Vec<Campaign>, ArchiveError> {
+    /// Up to `limit` campaigns in the order of their ids, those after `after` first. One that cannot be read stops no
+    /// other: it is named apart, and in the log once for as long as it stays so.
+    pub async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, ArchiveError> {
         step::before("sql:campaigns").await;
         let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
             .bind(after)
             .bind(i64::from(limit))
             .fetch_all(&self.pool)
             .await;
-        step::after(rows)?.iter().map(read).collect()
+        let rows = step::after(rows)?;
+        let mut page = CampaignPage::default();
+        for row in &rows {
+            let id: String = row.try_get("id")?;
+            let campaign = read(row);
+            self.unreadable.note(&id, campaign.as_ref().err());
+            match campaign {
+                Ok(campaign) => page.campaigns.push(campaign),
+                Err(_) => page.unreadable.push(id.clone()),
+            }
+            page.last = Some(id);
+        }
+        page.is_full = u32::try_from(rows.len()).is_ok_and(|rows| rows >= limit);
+        Ok(page)
     }
 
     /// Draws the campaign's next fencing token; `None` when there is no such campaign. Who suspends the campaign in Redis
@@ -229,16 +276,13 @@ impl Archive {
 
 const SELECT_ONE: &str = "SELECT * FROM campaigns WHERE id = $1";
 
-async fn select(
-    transaction: &mut Transaction<'_, Any>,
-    id: &CampaignId,
-) -> Result<Option<Campaign>, ArchiveError> {
+async fn select(transaction: &mut Transaction, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
     let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
     row.as_ref().map(read).transpose()
 }
 
 async fn audit(
-    transaction: &mut Transaction<'_, Any>,
+    transaction: &mut Transaction,
     before: Option<&Campaign>,
     after: &Campaign,
     change: Change<'_>,

@@ -1,44 +1,22 @@
-//! Claims in SQL: written by the drain, read by look-ups and exports.
+//! Claims in SQL, read: by look-ups, lists and exports, by loads and by whoever compares.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry::{Occupied, Vacant};
 use std::fmt;
 use std::str::FromStr;
 
 use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
-use futures_util::{Stream, StreamExt as _, future, stream};
-use sqlx::any::{AnyArguments, AnyRow};
-use sqlx::query::Query;
-use sqlx::{Any, AssertSqlSafe, Connection as _, Row as _, Transaction};
+use futures_util::{Stream, TryStreamExt as _, stream};
+use sqlx::any::AnyRow;
+use sqlx::{AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unreadable, unsigned};
-use super::{Archive, ArchiveError};
-use crate::ledger::events::{Entry, Event};
+use super::pool::Pool;
+use super::{Archive, ArchiveError, BULK, WHOLE, statements};
 use crate::ledger::record::Record;
 use crate::step;
 
-/// Why entries were not written.
-#[derive(Debug, thiserror::Error)]
-pub enum DrainError {
-    /// The register knows no such campaign.
-    #[error("the register has no such campaign")]
-    NoCampaign,
-    /// A constraint of the register's own refuses them: a second claim in one place, or one past its limit.
-    #[error("the register's own constraint refuses these claims: {0}")]
-    Constraint(#[source] sqlx::Error),
-    /// SQL did not answer; nothing was written.
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-}
-
-impl From<sqlx::Error> for DrainError {
-    fn from(error: sqlx::Error) -> Self {
-        let constraint = error
-            .as_database_error()
-            .is_some_and(|error| error.is_check_violation() || error.is_unique_violation());
-        if constraint { Self::Constraint(error) } else { Self::Archive(error.into()) }
-    }
-}
+/// Claims in one page of a load. It lasts some 50 ms.
+const LOAD_PAGE: u32 = 10_000;
 
 /// A claim as SQL has it.
 #[derive(Debug)]
@@ -104,71 +82,36 @@ impl FromStr for ClaimCursor {
 }
 
 impl Archive {
-    /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
-    /// is stored as revoked: its Redis was lost, and its units may have been given anew.
-    pub async fn drain(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<(), DrainError> {
-        step::before("sql:drain").await;
-        let mut transaction = self.pool.begin().await?;
-        let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
-        let mut rows = newest(entries);
-        // In the order of their ids each page of the index is visited once.
-        rows.sort_unstable_by_key(|row| (row.event.user.as_str(), row.event.claim.digest));
-        self.insert(campaign, epoch, &rows).execute(&mut *transaction).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
-    }
-
-    /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
-    /// it was granted by a Redis that had lost what SQL holds in its place.
-    pub async fn salvage(&self, campaign: &CampaignId, entries: &[Entry]) -> Result<u64, DrainError> {
-        step::before("sql:salvage").await;
-        let mut transaction = self.pool.begin().await?;
-        let locked = lock_campaign(&mut transaction, campaign, entries).await?;
-        let mut revoked = 0;
-        for row in newest(entries) {
-            // Another history may have used the units up: SQL's own sums decide, not what this one believed.
-            let stands = !passes_a_limit(&mut transaction, campaign, &locked, &row).await?
-                && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
-            if !stands {
-                let unguarded = Row { total_then: None, taken_after: None, ..row };
-                self.insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
-                revoked += 1;
-            }
-        }
-        step::after(transaction.commit().await)?;
-        Ok(revoked)
-    }
-
-    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence.
+    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence. Read in pages:
+    /// no statement lasts as long as the whole. For a campaign that is closed, whose standing claims do not change.
     pub fn by_user(
         &self,
         campaign: &CampaignId,
     ) -> impl Stream<Item = Result<(UserId, Record), ArchiveError>> {
-        let rows = sqlx::query(
-            "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at FROM claims \
-             WHERE campaign_id = $1 AND status <> 'revoked' ORDER BY user_id, sequence",
-        )
-        .bind(campaign.to_string())
-        .fetch(&self.pool)
-        .map(|row| read_record(&row?));
-        stream::once(step::before("sql:by_user")).filter_map(|()| future::ready(None)).chain(rows)
+        let pages = stream::try_unfold(Some((String::new(), 0)), move |after| async move {
+            let Some((user, sequence)) = after else { return Ok::<_, ArchiveError>(None) };
+            step::before("sql:by_user").await;
+            let rows = sqlx::query(statements::BY_USER)
+                .bind(campaign.as_str())
+                .bind(user)
+                .bind(big(sequence))
+                .bind(i64::from(LOAD_PAGE))
+                .fetch_all(&self.pool.within(BULK))
+                .await;
+            let rows = step::after(rows)?;
+            let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
+            let last = records.last().filter(|_| is_full(rows.len(), LOAD_PAGE));
+            let after = last.map(|(user, record)| (user.to_string(), record.sequence));
+            Ok(Some((stream::iter(records.into_iter().map(Ok)), after)))
+        });
+        pages.try_flatten()
     }
 
     /// What SQL holds of a campaign, summed up.
     pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, ArchiveError> {
         step::before("sql:totals").await;
-        let row = sqlx::query(
-            "SELECT COUNT(*), CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
-             COALESCE(MAX(sequence), 0), \
-             CAST(COALESCE(SUM(CASE WHEN status = 'revoked' THEN 1 ELSE 0 END), 0) AS BIGINT), \
-             CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT), \
-             COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0), \
-             CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
-             FROM claims WHERE campaign_id = $1",
-        )
-        .bind(campaign.as_str())
-        .fetch_one(&self.pool)
-        .await;
+        let row =
+            sqlx::query(statements::TOTALS).bind(campaign.as_str()).fetch_one(&self.pool.within(WHOLE)).await;
         let row = step::after(row)?;
         Ok(Totals {
             claims: unsigned(row.try_get(0)?)?,
@@ -179,6 +122,29 @@ impl Archive {
             sequence_standing: unsigned(row.try_get(5)?)?,
             revisions: unsigned(row.try_get(6)?)?,
         })
+    }
+
+    /// The sequences that no claim has, as ranges from … to, at most `limit` of them: what a loss has left behind.
+    pub async fn sequence_gaps(
+        &self,
+        campaign: &CampaignId,
+        limit: u32,
+    ) -> Result<Vec<(u64, u64)>, ArchiveError> {
+        step::before("sql:sequence_gaps").await;
+        let rows = sqlx::query(statements::GAPS)
+            .bind(campaign.as_str())
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool.within(WHOLE))
+            .await;
+        let rows = step::after(rows)?;
+        rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
+    }
+
+    /// The claim `id` as SQL has it.
+    pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, ArchiveError> {
+        step::before("sql:claim").await;
+        let row = sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&self.pool).await;
+        step::after(row)?.as_ref().map(read).transpose()
     }
 
     /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked one is not
@@ -195,10 +161,11 @@ impl Archive {
         };
         let ids: Vec<_> = claims.iter().map(|(user, record)| [id(user, record).to_string()]).collect();
         step::before("sql:lacking").await;
-        let known = sqlx::query(AssertSqlSafe(REVISIONS.replace("{rows}", self.rows_of_json)))
-            .bind(serde_json::to_string(&ids).unwrap_or_default())
-            .fetch_all(&self.pool)
-            .await;
+        let known =
+            sqlx::query(AssertSqlSafe(statements::REVISIONS.replace(statements::ROWS, self.rows_of_json)))
+                .bind(serde_json::to_string(&ids).unwrap_or_default())
+                .fetch_all(&self.pool.within(BULK))
+                .await;
         let known = step::after(known)?
             .iter()
             .map(|row| Ok((row.try_get::<String, _>(0)?, unsigned(row.try_get(1)?)?)))
@@ -209,252 +176,48 @@ impl Archive {
         Ok(claims.into_iter().filter(lacks).collect())
     }
 
-    /// The sequences that no claim has, as ranges from … to, at most `limit` of them: what a loss has left behind.
-    pub async fn sequence_gaps(
-        &self,
-        campaign: &CampaignId,
-        limit: u32,
-    ) -> Result<Vec<(u64, u64)>, ArchiveError> {
-        step::before("sql:sequence_gaps").await;
-        let rows = sqlx::query(
-            "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
-             LAG(sequence, 1, 0) OVER (ORDER BY sequence) AS before FROM claims WHERE campaign_id = $1) AS neighbours \
-             WHERE sequence > before + 1 ORDER BY sequence LIMIT $2",
-        )
-        .bind(campaign.as_str())
-        .bind(i64::from(limit))
-        .fetch_all(&self.pool)
-        .await;
-        step::after(rows)?
-            .iter()
-            .map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?)))
-            .collect()
-    }
-
-    /// The claim `id` as SQL has it.
-    pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, ArchiveError> {
-        step::before("sql:claim").await;
-        let row = sqlx::query("SELECT * FROM claims WHERE id = $1")
-            .bind(id.to_string())
-            .fetch_optional(&self.pool)
-            .await;
-        step::after(row)?.as_ref().map(read).transpose()
-    }
-
-    /// Up to `limit` claims of a campaign, those behind `after`.
+    /// Up to `limit` claims of a campaign, those behind `after`, for a caller who waits.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
         after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, ArchiveError> {
-        step::before("sql:claims").await;
-        let found = sqlx::query(
-            "SELECT * FROM claims WHERE campaign_id = $1 AND (sequence > $2 OR (sequence = $2 AND id > $3)) \
-             ORDER BY sequence, id LIMIT $4",
-        )
+        page(&self.pool, campaign, after, limit).await
+    }
+
+    /// Up to `limit` claims of a campaign, those behind `after`, as one part of an export.
+    pub async fn export_page(
+        &self,
+        campaign: &CampaignId,
+        after: &ClaimCursor,
+        limit: u32,
+    ) -> Result<ClaimPage, ArchiveError> {
+        page(&self.pool.within(BULK), campaign, after, limit).await
+    }
+}
+
+/// Up to `limit` claims of a campaign, those behind `after`, in the order of their sequence.
+async fn page(
+    pool: &Pool,
+    campaign: &CampaignId,
+    after: &ClaimCursor,
+    limit: u32,
+) -> Result<ClaimPage, ArchiveError> {
+    step::before("sql:claims").await;
+    let found = sqlx::query(statements::PAGE)
         .bind(campaign.as_str())
         .bind(big(after.sequence))
         .bind(after.id.as_str())
         .bind(i64::from(limit))
-        .fetch_all(&self.pool)
+        .fetch_all(pool)
         .await;
-        let rows = step::after(found)?.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let full = rows.len() == usize::try_from(limit).unwrap_or(usize::MAX);
-        let next = rows
-            .last()
-            .filter(|_| full)
-            .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
-        Ok(ClaimPage { rows, next })
-    }
-
-    /// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
-    async fn try_insert(
-        &self,
-        transaction: &mut Transaction<'_, Any>,
-        campaign: &CampaignId,
-        epoch: u64,
-        row: Row<'_>,
-    ) -> Result<bool, DrainError> {
-        let mut attempt = transaction.begin().await?;
-        let written = self.insert(campaign, epoch, &[row]).execute(&mut *attempt).await;
-        match written.map_err(DrainError::from) {
-            Ok(_) => attempt.commit().await?,
-            Err(DrainError::Constraint(_)) => {
-                attempt.rollback().await?;
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(true)
-    }
-
-    /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
-    /// would take SQLite quadratic time.
-    fn insert(
-        &self,
-        campaign: &CampaignId,
-        epoch_now: u64,
-        rows: &[Row<'_>],
-    ) -> Query<'static, Any, AnyArguments> {
-        let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, epoch_now)).collect();
-        // Strings, numbers and nulls: nothing in them can fail to be written.
-        let json = serde_json::to_string(&columns).unwrap_or_default();
-        sqlx::query(AssertSqlSafe(INSERT.replace("{rows}", self.rows_of_json)))
-            .bind(json)
-            .bind(campaign.to_string())
-    }
-}
-
-/// How far SQL has followed these claims; a revoked one further than it can go.
-const REVISIONS: &str = "SELECT id, CASE WHEN status = 'revoked' THEN 256 ELSE revision END FROM claims \
-    WHERE id IN (SELECT value->>0 FROM {rows})";
-
-/// The guard's two columns belong to the decision: a later state of the same claim brings none of its own.
-const INSERT: &str = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
-    claimed_at, expires_at, updated_at, total_then, taken_after) \
-    SELECT value->>0, $2, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
-    CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), \
-    CAST(value->>9 AS BIGINT), CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT) \
-    FROM {rows} WHERE TRUE \
-    ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
-    revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
-    claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
-    total_then = COALESCE(excluded.total_then, claims.total_then), \
-    taken_after = COALESCE(excluded.taken_after, claims.taken_after) \
-    WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
-    OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
-
-/// A campaign whose row a transaction holds.
-#[derive(Debug, Clone, Copy)]
-struct Locked {
-    epoch: u64,
-    per_user: Option<u64>,
-    per_user_per_day: Option<u64>,
-}
-
-/// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come.
-async fn lock_campaign(
-    transaction: &mut Transaction<'_, Any>,
-    campaign: &CampaignId,
-    entries: &[Entry],
-) -> Result<Locked, DrainError> {
-    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or(0);
-    let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
-    let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
-    // What an older epoch has counted says nothing about this one.
-    let row = sqlx::query(
-        "UPDATE campaigns SET sequence = CASE WHEN epoch = $1 AND $2 > sequence THEN $2 ELSE sequence END, \
-         events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 \
-         RETURNING epoch, per_user, per_user_per_day",
-    )
-    .bind(big(newest))
-    .bind(big(sequences.max().unwrap_or(0)))
-    .bind(big(of_newest().map(|entry| entry.count).max().unwrap_or(0)))
-    .bind(campaign.as_str())
-    .fetch_optional(&mut **transaction)
-    .await?
-    .ok_or(DrainError::NoCampaign)?;
-    let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
-    Ok(Locked { epoch: unsigned(row.try_get(0)?)?, per_user: limit(1)?, per_user_per_day: limit(2)? })
-}
-
-/// Whether a claim that SQL does not hold yet would pass, on top of what SQL holds, the total it was decided by, or what
-/// the campaign allows a user now.
-async fn passes_a_limit(
-    transaction: &mut Transaction<'_, Any>,
-    campaign: &CampaignId,
-    locked: &Locked,
-    row: &Row<'_>,
-) -> Result<bool, DrainError> {
-    if !matches!(row.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held) {
-        return Ok(false);
-    }
-    let taken = sqlx::query(
-        "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
-         CAST(COALESCE(SUM(CASE WHEN user_id = $1 THEN quantity ELSE 0 END), 0) AS BIGINT), \
-         CAST(COALESCE(SUM(CASE WHEN user_id = $1 AND day = $2 THEN quantity ELSE 0 END), 0) AS BIGINT) \
-         FROM claims WHERE campaign_id = $3 AND id <> $4 AND status IN ('granted', 'held')",
-    )
-    .bind(row.event.user.to_string())
-    .bind(i64::from(row.event.claim.day))
-    .bind(campaign.to_string())
-    .bind(row.event.claim_id(campaign).to_string())
-    .fetch_one(&mut **transaction)
-    .await?;
-    for (column, limit) in [row.total_then, locked.per_user, locked.per_user_per_day].into_iter().enumerate()
-    {
-        let after = unsigned(taken.try_get(column)?)? + u64::from(row.event.claim.quantity);
-        if limit.is_some_and(|limit| after > limit) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-/// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
-#[derive(Debug, Clone, Copy)]
-struct Row<'a> {
-    epoch: u64,
-    event: &'a Event,
-    total_then: Option<u64>,
-    taken_after: Option<u64>,
-}
-
-/// As [`INSERT`] takes them.
-type Columns<'a> =
-    (String, &'a str, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
-
-impl<'a> Row<'a> {
-    fn columns(&self, campaign: &CampaignId, epoch_now: u64) -> Columns<'a> {
-        let Self { epoch, event, total_then, taken_after } = *self;
-        let claim = &event.claim;
-        let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
-        (
-            event.claim_id(campaign).to_string(),
-            event.user.as_str(),
-            claim.quantity,
-            status.as_str(),
-            epoch,
-            claim.revision,
-            claim.sequence,
-            claim.day,
-            claim.claimed_at.as_ms(),
-            claim.expires_at.map(Timestamp::as_ms),
-            event.updated_at.as_ms(),
-            total_then,
-            taken_after,
-        )
-    }
-}
-
-/// One row for each claim: one statement may not touch a row twice.
-fn newest(entries: &[Entry]) -> Vec<Row<'_>> {
-    let mut places = HashMap::new();
-    let mut rows: Vec<Row<'_>> = Vec::new();
-    for (epoch, event) in
-        entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
-    {
-        let row = Row { epoch, event, total_then: event.total_then, taken_after: event.taken_after };
-        match places.entry((event.user.as_str(), event.claim.digest)) {
-            Vacant(place) => {
-                place.insert(rows.len());
-                rows.push(row);
-            }
-            Occupied(place) => {
-                let known = &mut rows[*place.get()];
-                if (epoch, event.claim.revision) > (known.epoch, known.event.claim.revision) {
-                    let (total_then, taken_after) = (known.total_then, known.taken_after);
-                    *known = Row {
-                        total_then: row.total_then.or(total_then),
-                        taken_after: row.taken_after.or(taken_after),
-                        ..row
-                    };
-                }
-            }
-        }
-    }
-    rows
+    let rows = step::after(found)?.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let next = rows
+        .last()
+        .filter(|_| is_full(rows.len(), limit))
+        .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
+    Ok(ClaimPage { rows, next })
 }
 
 fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {
@@ -492,6 +255,10 @@ fn read_record(row: &AnyRow) -> Result<(UserId, Record), ArchiveError> {
         expires_at: expires_at.map(time).transpose()?,
     };
     Ok((id.user, record))
+}
+
+fn is_full(rows: usize, limit: u32) -> bool {
+    u32::try_from(rows).is_ok_and(|rows| rows >= limit)
 }
 
 fn status(text: &str) -> Result<ClaimStatus, ArchiveError> {

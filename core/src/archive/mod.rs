@@ -2,33 +2,75 @@
 //!
 //! Both understand the same statements but for one word, so there is one text of each. Every transaction that writes begins with a
 //! write: in SQLite that takes the one writer's place at once, in PostgreSQL it locks the campaign's row.
+//!
+//! Nothing waits without a limit, whatever has become of the database's host ([`pool`]); the wait for a connection counts:
+//!
+//! | what waits | limit |
+//! |---|---|
+//! | what a caller waits for: a campaign, a page of them, a change, a claim, a page of them, a settlement | [`INTERACTIVE`] |
+//! | a batch drained; a page of a load or of an export | [`BULK`] |
+//! | the sums and the gaps of a whole campaign; a salvage | [`WHOLE`] |
+//! | a look whether SQL answers, on a connection of its own | [`PING`] |
+//! | a new connection; an idle one looked at before it is used; rollback and return of a used one | [`CONNECT`], [`IDLE_PING`], 1 s |
+//! | the end: connections that are still in use | [`CLOSE`] |
+//! | at start: the first connection; the migrations | [`START`], [`MIGRATE`] |
+//!
+//! A statement whose limit is over is given up together with its connection. The server gives up by itself, see [`prepare`].
 
 mod campaigns;
 mod claims;
+mod drain;
+mod pool;
 mod serving;
+pub mod statements;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
-use sqlx::{AnyConnection, AnyPool};
+use sqlx::{AnyConnection, Connection as _};
+use tokio::time::timeout;
 
-pub use campaigns::{Change, Changed};
-pub use claims::{ClaimCursor, ClaimPage, ClaimRow, DrainError, Totals};
+use self::pool::Pool;
+use campaigns::Unreadable;
+pub use campaigns::{CampaignPage, Change, Changed};
+pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
+pub use drain::DrainError;
 
-/// Connections kept; the drain, the admin calls and look-ups share them.
+/// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
-/// The longest a call waits for a connection, or SQLite for its lock.
-const WAIT: Duration = Duration::from_secs(5);
+/// Callers that wait for SQL at once; a quarter of the requests that core takes by default.
+const CALLERS_MAX: usize = 1024;
+
+/// What a caller waits for. The edge gives core 2 s.
+const INTERACTIVE: Duration = Duration::from_millis(1800);
+/// Thousands of rows: a batch drained, a page of a load or an export. They take some 300 ms.
+const BULK: Duration = Duration::from_secs(15);
+/// All rows of a campaign in one statement, or a salvage. A million take about a second.
+const WHOLE: Duration = Duration::from_secs(60);
+/// A look whether SQL answers.
+const PING: Duration = Duration::from_secs(1);
+/// A new connection, and the wait for one that is free.
+const CONNECT: Duration = Duration::from_secs(2);
+/// A connection that has lain idle for longer than [`IDLE_TRUSTED`] may lead to a host that is gone: it is asked first.
+const IDLE_PING: Duration = Duration::from_millis(500);
+const IDLE_TRUSTED: Duration = Duration::from_secs(1);
+const CLOSE: Duration = Duration::from_secs(5);
+const START: Duration = Duration::from_secs(5);
+/// A large register gets a new index.
+const MIGRATE: Duration = Duration::from_mins(30);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
 
 /// Where the register is kept.
 #[derive(Clone)]
 pub struct Archive {
-    pool: AnyPool,
+    pool: Pool,
+    /// One connection for [`Archive::ping`], made when it is first needed.
+    pings: Pool,
     url: Arc<str>,
+    unreadable: Arc<Unreadable>,
     /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
     rows_of_json: &'static str,
 }
@@ -49,6 +91,9 @@ pub enum ArchiveError {
     /// The schema could not be brought up to date.
     #[error("migrating the register: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
+    /// The schema is not up to date in time.
+    #[error("migrating the register took more than {} minutes", MIGRATE.as_secs() / 60)]
+    MigrateLate,
     /// A row that this core cannot read.
     #[error("the register holds what this version cannot read: {0}")]
     Unreadable(String),
@@ -61,18 +106,16 @@ pub fn sqlite_url(file: &Path) -> String {
 
 impl Archive {
     /// Connects and brings the schema up to date.
+    ///
+    /// # Errors
+    /// When the database does not answer within 5 s, refuses, or cannot be brought up to date.
     pub async fn open(url: &str) -> Result<Self, ArchiveError> {
         sqlx::any::install_default_drivers();
-        let pool = AnyPoolOptions::new()
-            .max_connections(CONNECTIONS_MAX)
-            .acquire_timeout(WAIT)
-            .after_connect(|connection, _| Box::pin(prepare(connection)))
-            .connect(url)
-            .await?;
-        MIGRATIONS.run(&pool).await?;
-        let sqlite = url.starts_with("sqlite:");
-        let rows_of_json = if sqlite { "json_each($1)" } else { "jsonb_array_elements(CAST($1 AS JSONB))" };
-        Ok(Self { pool, url: url.into(), rows_of_json })
+        // Without the limits that a server keeps by itself: an index of a large table takes its time.
+        let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
+        timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| ArchiveError::MigrateLate)??;
+        migrating.close().await;
+        Self::connect(url)
     }
 
     /// Whether this is a SQLite file: then only this core can be at work on it, since it has locked the data folder.
@@ -80,25 +123,75 @@ impl Archive {
         self.url.starts_with("sqlite:")
     }
 
-    /// The same register over connections of its own. SQLite works on the thread that makes them, or on one like it.
-    pub async fn reopen(&self) -> Result<Self, ArchiveError> {
-        Self::open(&self.url).await
+    /// The same register over connections of its own, made when they are needed. SQLite works on the thread that makes
+    /// them, or on one like it.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn reopen(&self) -> Result<Self, ArchiveError> {
+        Self::connect(&self.url)
     }
 
-    /// Waits for what is under way and closes.
+    fn connect(url: &str) -> Result<Self, ArchiveError> {
+        let connections = |max, wait| {
+            let options = AnyPoolOptions::new().max_connections(max).acquire_timeout(wait);
+            options
+                .test_before_acquire(false)
+                .before_acquire(|connection, met| {
+                    Box::pin(async move {
+                        if met.idle_for > IDLE_TRUSTED {
+                            let answer = timeout(IDLE_PING, connection.ping()).await;
+                            answer.map_err(|_| sqlx::Error::PoolTimedOut)??;
+                        }
+                        Ok(true)
+                    })
+                })
+                .after_connect(|connection, _| Box::pin(prepare(connection)))
+                .connect_lazy(url)
+        };
+        let rows_of_json =
+            if url.starts_with("sqlite:") { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES };
+        Ok(Self {
+            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX),
+            pings: Pool::new(connections(1, PING)?, PING, 1),
+            url: url.into(),
+            unreadable: Arc::default(),
+            rows_of_json,
+        })
+    }
+
+    /// Whether SQL answers, within 1 s. It has a connection of its own: however much the others have to do, and however
+    /// long they wait, it says how the database is.
+    ///
+    /// # Errors
+    /// When SQL does not answer.
+    pub async fn ping(&self) -> Result<(), ArchiveError> {
+        sqlx::query("SELECT 1").execute(&self.pings).await?;
+        Ok(())
+    }
+
+    /// Waits up to 5 s for what is under way, and closes.
     pub async fn close(&self) {
-        self.pool.close().await;
+        tokio::join!(self.pool.close(CLOSE), self.pings.close(CLOSE));
     }
 }
 
-/// SQLite: readers beside the one writer, and a commit that survives the power going out.
+/// Limits that PostgreSQL keeps by itself when core, or the way to it, is gone: so that what nobody waits for any more keeps no
+/// campaign's row from others. Those that a server does not know are left out.
+const SERVER_LIMITS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
+    ('statement_timeout', '60s'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '5s'), \
+    ('client_connection_check_interval', '1s'), ('tcp_user_timeout', '10s'), ('tcp_keepalives_idle', '5'), \
+    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) AS wanted (parameter, value) \
+    JOIN pg_settings ON name = parameter";
+
+/// PostgreSQL: the limits that it keeps. SQLite: readers beside the one writer, a commit that survives the power going
+/// out, and a wait for the writer's place that ends before any caller's.
 async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
     if connection.backend_name() != "SQLite" {
-        // A core that stops in the middle of a transaction must not keep the campaign's row from the others.
-        sqlx::query("SET idle_in_transaction_session_timeout = '5s'").execute(&mut *connection).await?;
+        sqlx::raw_sql(SERVER_LIMITS).execute(&mut *connection).await?;
         return Ok(());
     }
-    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 5000", "foreign_keys = ON"] {
+    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1500", "foreign_keys = ON"] {
         let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
         sqlx::query(statement).execute(&mut *connection).await?;
     }

@@ -1,19 +1,18 @@
 //! Campaigns, for admins.
 
-use axum::body::{Body, Bytes};
 use axum::extract::{Query, Request, State};
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::header::ACCEPT;
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::response::{IntoResponse as _, Response};
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, CampaignView, ClaimStatus, Code, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::claims::{path_id, undecided};
-use super::exchange::{Answer, json, read_json};
+use super::exchange::{Answer, in_time, json, read_json};
+use super::export;
 use crate::app::App;
-use crate::archive::{ArchiveError, Change, Changed, ClaimCursor, ClaimRow};
+use crate::archive::{Change, Changed, ClaimCursor, ClaimRow};
 use crate::campaign::{Campaign, CampaignPatch, NewCampaign, day_text};
 use crate::clock;
 use crate::ledger::keys::Keys;
@@ -128,22 +127,27 @@ pub async fn create(State(app): State<App>, request: Request) -> Answer {
     let caller = app.gatekeeper.admin(&parts.headers)?;
     let change = Change { who: caller.name(), what: "create", at: clock::now() };
     let id = campaign.id.clone();
-    if is_of_another_register(&app, &id).await? {
-        return Err(Problem::new(
-            Code::CampaignExists,
-            "Redis holds a campaign of this id that belongs to another register; it was left as it is",
-        )
-        .into());
-    }
-    let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
-    match found {
-        None => {
-            app.opened(campaign).await.map_err(|error| not_recovered(&error))?;
-            json(StatusCode::CREATED, &view(&app, id.as_str()).await?)
+    in_time(async {
+        if is_of_another_register(&app, &id).await? {
+            return Err(Problem::new(
+                Code::CampaignExists,
+                "Redis holds a campaign of this id that belongs to another register; it was left as it is",
+            )
+            .into());
         }
-        Some(found) if found.same_rules(&campaign) => json(StatusCode::OK, &view(&app, id.as_str()).await?),
-        Some(_) => Err(Problem::new(Code::CampaignExists, "another campaign has this id").into()),
-    }
+        let found = app.archive.create(&campaign, change).await.map_err(|error| app.sql_failed(&error))?;
+        match found {
+            None => {
+                app.opened(campaign).await.map_err(|error| not_recovered(&app, &error))?;
+                json(StatusCode::CREATED, &view(&app, id.as_str()).await?)
+            }
+            Some(found) if found.same_rules(&campaign) => {
+                json(StatusCode::OK, &view(&app, id.as_str()).await?)
+            }
+            Some(_) => Err(Problem::new(Code::CampaignExists, "another campaign has this id").into()),
+        }
+    })
+    .await
 }
 
 /// Whether Redis holds keys of a campaign that SQL does not know.
@@ -167,9 +171,9 @@ pub async fn list(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answe
     let query = PageQuery::parse(&uri)?;
     let limit = query.limit()?;
     let after = query.cursor.unwrap_or_default();
-    let campaigns = app.archive.campaigns(&after, limit).await.map_err(|error| app.sql_failed(&error))?;
-    let full = campaigns.len() == usize::try_from(limit).unwrap_or(usize::MAX);
-    let next_cursor = campaigns.last().filter(|_| full).map(|last| last.id.to_string());
+    let page = app.archive.campaigns(&after, limit).await.map_err(|error| app.sql_failed(&error))?;
+    let next_cursor = page.last.filter(|_| page.is_full);
+    let campaigns = page.campaigns;
     let mut items = Vec::with_capacity(campaigns.len());
     for campaign in campaigns {
         items.push(view(&app, campaign.id.as_str()).await?);
@@ -203,12 +207,15 @@ pub async fn update(State(app): State<App>, request: Request) -> Answer {
     let (parts, body) = read_json(request).await?;
     let patch = CampaignPatch::parse(&body)?;
     let caller = app.gatekeeper.admin(&parts.headers)?;
-    let before = app.register(path_id(&parts.uri)).await?;
-    if before.version != patch.version {
-        return Err(conflict(&before).into());
-    }
-    let after = patch.apply(&before)?;
-    change(&app, caller.name(), "update", &before, after).await
+    in_time(async {
+        let before = app.register(path_id(&parts.uri)).await?;
+        if before.version != patch.version {
+            return Err(conflict(&before).into());
+        }
+        let after = patch.apply(&before)?;
+        change(&app, caller.name(), "update", &before, after).await
+    })
+    .await
 }
 
 /// Stops claims until resumed.
@@ -260,7 +267,7 @@ pub async fn warm_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
     let known = app.known_by_text(path_id(&uri)).await?;
     let recovered = app.recovery.look_after(&known).await;
     app.gate.changed(&known.campaign().id);
-    match recovered.map_err(|error| not_recovered(&error))? {
+    match recovered.map_err(|error| not_recovered(&app, &error))? {
         Recovered::Ready | Recovered::Loaded(_) => json(StatusCode::OK, &view(&app, path_id(&uri)).await?),
         Recovered::Elsewhere => {
             Err(Problem::new(Code::CampaignNotReady, "another core is loading it").into())
@@ -279,7 +286,7 @@ pub async fn warm_up(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
 pub async fn compare(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(path_id(&uri)).await?;
-    let compared = app.reconciler().compare(&known).await.map_err(|error| not_recovered(&error))?;
+    let compared = app.reconciler().compare(&known).await.map_err(|error| not_recovered(&app, &error))?;
     json(StatusCode::OK, &compared)
 }
 
@@ -294,12 +301,13 @@ pub async fn compare(State(app): State<App>, uri: Uri, headers: HeaderMap) -> An
 pub async fn repair(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Answer {
     app.gatekeeper.admin(&headers)?;
     let known = app.known_by_text(path_id(&uri)).await?;
-    let repaired = app.reconciler().repair(&known).await.map_err(|error| not_recovered(&error))?;
+    let repaired = app.reconciler().repair(&known).await.map_err(|error| not_recovered(&app, &error))?;
     json(StatusCode::OK, &repaired)
 }
 
-fn not_recovered(error: &RecoveryError) -> Problem {
+fn not_recovered(app: &App, error: &RecoveryError) -> Problem {
     match error {
+        RecoveryError::Archive(error) => app.sql_failed(error),
         RecoveryError::Ledger(error) => undecided(error),
         error => {
             tracing::warn!(%error, "not recovered");
@@ -337,58 +345,12 @@ pub async fn claims(State(app): State<App>, uri: Uri, headers: HeaderMap) -> Ans
         .and_then(|accept| accept.to_str().ok())
         .is_some_and(|accept| accept.contains("text/csv"))
     {
-        return Ok(csv(&app, campaign.id, after));
+        return Ok(export::csv(&app, campaign.id, after));
     }
     let page =
         app.archive.claims(&campaign.id, &after, limit).await.map_err(|error| app.sql_failed(&error))?;
     let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
-}
-
-fn csv(app: &App, id: CampaignId, after: ClaimCursor) -> Response {
-    let archive = app.archive.clone();
-    let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
-        let (archive, id) = (archive.clone(), id.clone());
-        async move {
-            let Some((after, first)) = from else {
-                return Ok::<_, CsvError>(None);
-            };
-            let page = archive.claims(&id, &after, PAGE_MAX).await?;
-            let next = page.next.map(|next| (next, false));
-            Ok(Some((csv_text(page.rows, first)?, next)))
-        }
-    });
-    ([(CONTENT_TYPE, "text/csv; charset=utf-8")], Body::from_stream(pages)).into_response()
-}
-
-#[derive(Debug, thiserror::Error)]
-enum CsvError {
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    #[error(transparent)]
-    Csv(#[from] csv::Error),
-    #[error(transparent)]
-    Buffer(#[from] Box<csv::IntoInnerError<csv::Writer<Vec<u8>>>>),
-}
-
-fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
-    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
-    if first {
-        writer.write_record([
-            "id",
-            "user_id",
-            "quantity",
-            "status",
-            "sequence",
-            "day",
-            "claimed_at",
-            "updated_at",
-        ])?;
-    }
-    for row in rows {
-        writer.serialize(ClaimItem::from(row))?;
-    }
-    Ok(writer.into_inner().map_err(Box::new)?.into())
 }
 
 async fn switch(app: &App, id: &str, headers: &HeaderMap, to: Switch, what: &str) -> Answer {

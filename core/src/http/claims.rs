@@ -38,11 +38,12 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
     let request = ClaimRequest::parse(&body)?;
     let caller = caller(&app, &parts, &body, request.idempotency_key.as_str())?;
     caller.may_act_for(&request.user_id)?;
-    let known = app.known(&request.campaign_id).await?;
-    let decision = tokio::time::timeout(DECISION_WAIT, app.decide(&known, &request))
-        .await
-        .map_err(|_| unknown_outcome())?
-        .map_err(|error| refused(&error))?;
+    // Of a campaign that this core has not heard of, SQL tells.
+    let decided = async {
+        let known = app.known(&request.campaign_id).await?;
+        app.decide(&known, &request).await.map_err(|error| refused(&error))
+    };
+    let decision = tokio::time::timeout(DECISION_WAIT, decided).await.map_err(|_| unknown_outcome())??;
     let version = decision.version;
     let reply = |claim| ClaimReply { claim, remaining: decision.remaining, version };
     match decision.outcome {

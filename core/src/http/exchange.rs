@@ -25,6 +25,9 @@ use crate::app::App;
 
 /// The largest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
+/// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
+/// a whole campaign, and claims, which have less.
+const ANSWER_WAIT: Duration = Duration::from_millis(2300);
 /// How long a body may take to come in.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 /// Carries the request's id, in and out.
@@ -166,6 +169,21 @@ pub async fn limited(
         Ok(_permit) => next.run(request).await,
         Err(_) => Refused(Problem::new(Code::Overloaded, "too many requests at once")).into_response(),
     }
+}
+
+/// Answers in time: [`ANSWER_WAIT`] from the request's head on. For calls without a body.
+pub async fn answered_in_time(request: Request, next: Next) -> Response {
+    let answer = tokio::time::timeout(ANSWER_WAIT, next.run(request)).await;
+    answer.unwrap_or_else(|_| Refused(late()).into_response())
+}
+
+/// Answers in time, once the body is there.
+pub async fn in_time(answer: impl Future<Output = Answer>) -> Answer {
+    tokio::time::timeout(ANSWER_WAIT, answer).await.unwrap_or_else(|_| Err(late().into()))
+}
+
+fn late() -> Problem {
+    Problem::new(Code::Unavailable, "no answer in time: whether it was done is unknown, ask again")
 }
 
 /// A path that no route has.

@@ -4,6 +4,7 @@ pub mod admin;
 pub mod auth;
 pub mod claims;
 pub mod exchange;
+mod export;
 mod openapi;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse as _;
-use axum::routing::{get, post};
+use axum::routing::{get, patch, post};
 use claimgate_shared::{Code, Problem};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
@@ -23,7 +24,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
-use self::exchange::{Answer, Refused, finish, json, limited, not_found};
+use self::exchange::{Answer, Refused, answered_in_time, finish, json, limited, not_found};
 use crate::app::App;
 
 /// How long a request's head may take to come in.
@@ -39,25 +40,31 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// For the edge and for back ends.
 pub fn internal(app: App) -> Router {
     let routes = Router::new()
-        .route("/internal/v1/claims", post(claims::claim))
         .route("/internal/v1/claims/{claim_id}", get(claims::look_up))
         .route("/internal/v1/claims/{claim_id}/confirm", post(claims::confirm))
         .route("/internal/v1/claims/{claim_id}/return", post(claims::give_back))
-        .route("/internal/v1/campaigns/{id}", get(claims::campaign));
+        .route("/internal/v1/campaigns/{id}", get(claims::campaign))
+        .layer(from_fn(answered_in_time))
+        .route("/internal/v1/claims", post(claims::claim));
     with_limits(routes, app)
 }
 
 /// For admins and for whoever watches over core: a private listener.
 pub fn admin(app: App) -> Router {
     let routes = Router::new()
-        .route("/admin/v1/campaigns", post(admin::create).get(admin::list))
-        .route("/admin/v1/campaigns/{id}", get(admin::get).patch(admin::update))
+        .route("/admin/v1/campaigns", get(admin::list))
+        .route("/admin/v1/campaigns/{id}", get(admin::get))
         .route("/admin/v1/campaigns/{id}/pause", post(admin::pause))
         .route("/admin/v1/campaigns/{id}/resume", post(admin::resume))
         .route("/admin/v1/campaigns/{id}/end", post(admin::end))
+        .route("/admin/v1/campaigns/{id}/claims", get(admin::claims))
+        .layer(from_fn(answered_in_time))
+        // These have a body to wait for first.
+        .route("/admin/v1/campaigns", post(admin::create))
+        .route("/admin/v1/campaigns/{id}", patch(admin::update))
+        // These may go through a whole campaign.
         .route("/admin/v1/campaigns/{id}/warm-up", post(admin::warm_up))
         .route("/admin/v1/campaigns/{id}/reconciliation", get(admin::compare).post(admin::repair))
-        .route("/admin/v1/campaigns/{id}/claims", get(admin::claims))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));
     with_limits(routes, app)

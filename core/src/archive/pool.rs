@@ -1,0 +1,274 @@
+//! Connections on which no statement waits without a limit.
+//!
+//! Whatever runs on a [`Pool`] or a [`Transaction`] has so long in all, the wait for a connection included. A connection
+//! that has not answered by then, or has broken, is thrown away: put back, it would keep the next caller waiting.
+
+use std::fmt;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use sqlx::any::{AnyQueryResult, AnyRow, AnyStatement, AnyTypeInfo};
+use sqlx::pool::PoolConnection;
+use sqlx::{Any, AnyPool, Describe, Either, Error, Execute, Executor, SqlStr};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// How long a rollback and the last look at a connection may take, before it is put back.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
+/// Connections, and how long whatever runs on one of them may take.
+#[derive(Clone)]
+pub struct Pool {
+    connections: AnyPool,
+    limit: Duration,
+    places: Option<Arc<Semaphore>>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// At most `callers_max` callers at once, waiting or served; each has `limit` in all. Who comes beyond them is refused
+    /// at once: while SQL does not answer, callers that need it must not take up all of core's places.
+    pub(super) fn new(connections: AnyPool, limit: Duration, callers_max: usize) -> Self {
+        Self { connections, limit, places: Some(Arc::new(Semaphore::new(callers_max))) }
+    }
+
+    /// The same connections with another limit, for core's own work: it is bounded by its kind, and is never refused a
+    /// place.
+    pub(super) fn within(&self, limit: Duration) -> Self {
+        Self { connections: self.connections.clone(), limit, places: None }
+    }
+
+    /// Waits until all connections are back, at most for `limit`, and closes them.
+    pub(super) async fn close(&self, limit: Duration) {
+        // Out of time, they go with the process.
+        let _ = timeout(limit, self.connections.close()).await;
+    }
+
+    /// Begins a transaction. What it has not committed when it is dropped is rolled back.
+    pub(super) async fn begin(&self) -> Result<Transaction, Error> {
+        let mut lease = self.lease().await?;
+        sqlx::raw_sql("BEGIN").execute(&mut lease).await?;
+        lease.in_transaction = true;
+        Ok(Transaction(lease))
+    }
+
+    async fn lease(&self) -> Result<Lease, Error> {
+        let deadline = Instant::now() + self.limit;
+        let place = match &self.places {
+            Some(places) => Some(Arc::clone(places).try_acquire_owned().map_err(|_| Error::PoolTimedOut)?),
+            None => None,
+        };
+        let connection = timeout_at(deadline, self.connections.acquire()).await;
+        let connection = connection.map_err(|_| Error::PoolTimedOut)??;
+        Ok(Lease {
+            connection: Some(connection),
+            deadline,
+            whole: true,
+            in_transaction: false,
+            _place: place,
+        })
+    }
+}
+
+/// A connection in use.
+pub struct Lease {
+    /// Some until dropped.
+    connection: Option<PoolConnection<Any>>,
+    deadline: Instant,
+    /// Whether every statement so far has been answered: only then can the connection be used again.
+    whole: bool,
+    in_transaction: bool,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease").field("whole", &self.whole).finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// The connection for one statement. Whoever stops waiting for its answer leaves a connection that is not whole.
+    fn statement(&mut self) -> Result<(&mut sqlx::AnyConnection, Instant), Error> {
+        let was_whole = std::mem::replace(&mut self.whole, false);
+        match &mut self.connection {
+            Some(connection) if was_whole => Ok((connection, self.deadline)),
+            _ => Err(Error::WorkerCrashed),
+        }
+    }
+
+    fn answered<T>(&mut self, answer: Result<Result<T, Error>, Elapsed>) -> Result<T, Error> {
+        let answer = answer.map_err(|_| late())?;
+        self.whole = !matches!(
+            answer,
+            Err(Error::Io(_)
+                | Error::Tls(_)
+                | Error::Protocol(_)
+                | Error::WorkerCrashed
+                | Error::PoolTimedOut)
+        );
+        answer
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let Some(mut connection) = self.connection.take() else { return };
+        let (true, Ok(runtime)) = (self.whole, Handle::try_current()) else {
+            drop(connection.detach());
+            return;
+        };
+        let in_transaction = self.in_transaction;
+        // Out of time, the connection is dropped, and with it what it has not committed.
+        runtime.spawn(timeout(GIVE_BACK, async move {
+            if in_transaction && sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.is_err() {
+                drop(connection.detach());
+                return;
+            }
+            connection.return_to_pool().await;
+        }));
+    }
+}
+
+fn late() -> Error {
+    Error::Io(io::Error::new(io::ErrorKind::TimedOut, "no answer within the time limit"))
+}
+
+impl<'c> Executor<'c> for &'c mut Lease {
+    type Database = Any;
+
+    /// What comes back is collected first: nobody else's slowness lasts as long as a statement.
+    fn fetch_many<'e, 'q: 'e, E>(
+        self,
+        query: E,
+    ) -> BoxStream<'e, Result<Either<AnyQueryResult, AnyRow>, Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Any>,
+    {
+        let all = async move {
+            let (connection, deadline) = self.statement()?;
+            let answer = timeout_at(deadline, connection.fetch_many(query).try_collect::<Vec<_>>()).await;
+            self.answered(answer)
+        };
+        stream::once(all).map_ok(|all| stream::iter(all.into_iter().map(Ok))).try_flatten().boxed()
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<AnyRow>, Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Any>,
+    {
+        Box::pin(async move {
+            let (connection, deadline) = self.statement()?;
+            let answer = timeout_at(deadline, connection.fetch_optional(query)).await;
+            self.answered(answer)
+        })
+    }
+
+    fn prepare_with<'e>(
+        self,
+        sql: SqlStr,
+        parameters: &'e [AnyTypeInfo],
+    ) -> BoxFuture<'e, Result<AnyStatement, Error>>
+    where
+        'c: 'e,
+    {
+        Box::pin(async move {
+            let (connection, deadline) = self.statement()?;
+            let answer = timeout_at(deadline, connection.prepare_with(sql, parameters)).await;
+            self.answered(answer)
+        })
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Any>, Error>>
+    where
+        'c: 'e,
+    {
+        Box::pin(async move {
+            let (connection, deadline) = self.statement()?;
+            let answer = timeout_at(deadline, connection.describe(sql)).await;
+            self.answered(answer)
+        })
+    }
+}
+
+impl<'p> Executor<'p> for &'p Pool {
+    type Database = Any;
+
+    fn fetch_many<'e, 'q: 'e, E>(
+        self,
+        query: E,
+    ) -> BoxStream<'e, Result<Either<AnyQueryResult, AnyRow>, Error>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Any>,
+    {
+        let all = async move { self.lease().await?.fetch_many(query).try_collect::<Vec<_>>().await };
+        stream::once(all).map_ok(|all| stream::iter(all.into_iter().map(Ok))).try_flatten().boxed()
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<AnyRow>, Error>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Any>,
+    {
+        Box::pin(async move { self.lease().await?.fetch_optional(query).await })
+    }
+
+    fn prepare_with<'e>(
+        self,
+        sql: SqlStr,
+        parameters: &'e [AnyTypeInfo],
+    ) -> BoxFuture<'e, Result<AnyStatement, Error>>
+    where
+        'p: 'e,
+    {
+        Box::pin(async move { self.lease().await?.prepare_with(sql, parameters).await })
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Any>, Error>>
+    where
+        'p: 'e,
+    {
+        Box::pin(async move { self.lease().await?.describe(sql).await })
+    }
+}
+
+/// Statements that count together or not at all. All of them have the pool's limit together.
+#[derive(Debug)]
+pub struct Transaction(Lease);
+
+impl Transaction {
+    /// Makes it count. On an error it may have, or not.
+    pub(super) async fn commit(mut self) -> Result<(), Error> {
+        sqlx::raw_sql("COMMIT").execute(&mut self.0).await?;
+        self.0.in_transaction = false;
+        Ok(())
+    }
+}
+
+impl Deref for Transaction {
+    type Target = Lease;
+    fn deref(&self) -> &Lease {
+        &self.0
+    }
+}
+
+impl DerefMut for Transaction {
+    fn deref_mut(&mut self) -> &mut Lease {
+        &mut self.0
+    }
+}

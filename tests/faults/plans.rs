@@ -1,0 +1,103 @@
+//! How both databases go about every statement over claims: by an index, whatever else the table holds.
+
+use claimgate_core::archive::{Archive, sqlite_url, statements};
+use sqlx::{AnyPool, AssertSqlSafe, Row as _};
+use support::postgres::Postgres;
+use support::sql::{Claims, Sql};
+
+use crate::tally::Row;
+
+/// Campaigns in the table, and claims of each: one campaign is a small part of it.
+const CAMPAIGNS: u64 = 20;
+const CLAIMS: u64 = 2_000;
+
+/// What each statement is given, and what its plan has to find its place by.
+const GIVEN: &[(&str, &[&str], &str)] = &[
+    ("WRITE", &["'[[\"c1.x.y\",\"x\",1,\"granted\",1,1,9,1,1,null,1,null,1]]'", "'c1'"], ""),
+    ("ONE", &["'c1.u1.000100000000000001A'"], "id"),
+    ("PAGE", &["'c1'", "1000", "'c1.u1.x'", "100"], "sequence"),
+    ("BY_USER", &["'c1'", "'u100'", "7", "100"], "user_id"),
+    ("TOTALS", &["'c1'"], "campaign_id"),
+    ("GAPS", &["'c1'", "100"], "campaign_id"),
+    ("TAKEN", &["'c1'"], "campaign_id"),
+    ("STANDING", &["'c1.u1.000100000000000001A'"], "id"),
+    ("TAKEN_BY_USER", &["'c1'", "'u100'", "'c1.u100.x'", "20000"], "user_id"),
+];
+
+/// A register with claims of many campaigns.
+async fn filled(url: &str) -> AnyPool {
+    Archive::open(url).await.expect("the register").close().await;
+    let sql = Sql::open(url);
+    for campaign in 0..CAMPAIGNS {
+        let id = format!("c{campaign}");
+        assert_eq!(sql.run(Claims { campaign: &id, count: CLAIMS }.insert()).await, CLAIMS);
+    }
+    sql.run("ANALYZE".to_owned()).await;
+    AnyPool::connect(url).await.expect("the register")
+}
+
+/// Every statement with what it is given, as the database is asked.
+fn asked(rows: &str) -> Vec<(&'static str, String, &'static [&'static str], &'static str)> {
+    let all = statements::ALL.iter().map(|(name, text)| {
+        let given = GIVEN.iter().find(|given| given.0 == *name);
+        let (_, arguments, by) = given.unwrap_or_else(|| panic!("{name} is new: say here what it is given"));
+        (*name, text.replace(statements::ROWS, rows), *arguments, *by)
+    });
+    all.collect()
+}
+
+async fn lines(pool: &AnyPool, statement: String, column: usize) -> Vec<String> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(statement)).fetch_all(pool).await.expect("a plan");
+    rows.iter().map(|row| row.get(column)).collect()
+}
+
+#[tokio::test]
+async fn sqlite_finds_every_claim_by_an_index() {
+    let row = Row::begin("the plan of every statement over claims: SQLite");
+    let folder = tempfile::tempdir().unwrap();
+    let pool = filled(&sqlite_url(&folder.path().join("register.sqlite"))).await;
+    let asked = asked(statements::ROWS_SQLITE);
+    for (name, text, arguments, by) in &asked {
+        let text = (1..)
+            .zip(*arguments)
+            .fold(text.clone(), |text, (at, argument)| text.replace(&format!("${at}"), argument));
+        let plan = lines(&pool, format!("EXPLAIN QUERY PLAN {text}"), 3).await;
+        assert!(!plan.iter().any(|line| line.starts_with("SCAN claims")), "{name}: {plan:?}");
+        let search = plan.iter().find(|line| line.starts_with("SEARCH claims USING"));
+        // The place of a claim that is written is found by its primary key, which no plan says.
+        let found = search.is_some_and(|line| line.contains(" INDEX ") && line.contains(by));
+        assert!(found || *name == "WRITE", "{name}: {plan:?}");
+    }
+    row.passed(asked.len(), "none goes through the table");
+}
+
+#[tokio::test]
+async fn postgres_finds_every_claim_by_an_index() {
+    let row = Row::begin("the plan of every statement over claims: PostgreSQL");
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let pool = filled(&postgres.database("register").await).await;
+    let asked = asked(statements::ROWS_POSTGRES);
+    // The plan for these values, and the one for any, which a prepared statement may get.
+    for mode in ["force_custom_plan", "force_generic_plan"] {
+        for (name, text, arguments, by) in &asked {
+            let plan = lines(
+                &pool,
+                format!(
+                    "BEGIN; SET LOCAL plan_cache_mode = {mode}; PREPARE asked AS {text}; \
+                     EXPLAIN EXECUTE asked ({}); DEALLOCATE asked; COMMIT",
+                    arguments.join(", ")
+                ),
+                0,
+            );
+            let plan = plan.await;
+            assert!(!plan.iter().any(|line| line.contains("Seq Scan on claims")), "{name}: {plan:#?}");
+            let found = plan.iter().any(|line| line.contains("Index Cond") && line.contains(by));
+            let written = plan.iter().any(|line| line.contains("Conflict Arbiter Indexes: claims_pkey"));
+            assert!(if *name == "WRITE" { written } else { found }, "{name}, {mode}: {plan:#?}");
+        }
+    }
+    row.passed(asked.len(), "none goes through the table");
+}

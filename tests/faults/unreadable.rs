@@ -1,0 +1,186 @@
+//! The register by itself, on both databases: what its own guard lets in, and what it does about rows it cannot read.
+
+use std::time::{Duration, Instant};
+
+use claimgate_core::archive::{Archive, Change, sqlite_url};
+use claimgate_core::campaign::NewCampaign;
+use claimgate_core::ledger::events::{Entry, Event};
+use claimgate_core::ledger::record::Record;
+use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
+use serde_json::json;
+use support::postgres::Postgres;
+use support::signing::claim_id;
+use support::times::from_now;
+use support::wait::holds;
+use support::{SOON, eventually};
+use tempfile::TempDir;
+
+use crate::stage::Stage;
+use crate::tally::Row;
+
+/// A register of either database, and what it stands on.
+struct Register {
+    archive: Archive,
+    campaign: CampaignId,
+    _folder: TempDir,
+    _postgres: Option<Postgres>,
+}
+
+impl Register {
+    /// With one campaign, at epoch 1 and without limits.
+    async fn open(url: &str, folder: TempDir, postgres: Option<Postgres>) -> Self {
+        let archive = Archive::open(url).await.unwrap();
+        let body = json!({"id": "demo", "name": "demo", "starts_at": from_now(-60), "limits": {}});
+        let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
+        let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
+        assert!(archive.create(&campaign, change).await.unwrap().is_none());
+        Self { archive, campaign: campaign.id, _folder: folder, _postgres: postgres }
+    }
+
+    async fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self::open(&sqlite_url(&folder.path().join("register.sqlite")), folder, None).await
+    }
+
+    async fn postgres() -> Result<Self, String> {
+        let postgres = Postgres::start().await?;
+        let url = postgres.database("register").await;
+        Ok(Self::open(&url, tempfile::tempdir().unwrap(), Some(postgres)).await)
+    }
+}
+
+/// One grant, decided under `total_then` (none: without a limit) as the `taken_after`th unit.
+fn grant(epoch: u64, total_then: Option<u64>, taken_after: u64) -> Entry {
+    let claim = Record {
+        digest: [7; 16],
+        status: ClaimStatus::Granted,
+        revision: 1,
+        quantity: 1,
+        sequence: taken_after,
+        claimed_at: Timestamp::from_ms(1_750_000_000_000).unwrap(),
+        expires_at: None,
+        day: 20_000,
+    };
+    let event = Event {
+        user: "alice".parse().unwrap(),
+        updated_at: claim.claimed_at,
+        claim,
+        total_then,
+        taken_after: Some(taken_after),
+    };
+    Entry { id: format!("1-{taken_after}"), epoch, count: taken_after, events: vec![event] }
+}
+
+/// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the
+/// guard of the first decision says nothing about the second.
+async fn granted_again(row: Row, register: Register, at_once: bool) {
+    let Register { archive, campaign, .. } = &register;
+    let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
+    let id = before.events[0].claim_id(campaign);
+    if at_once {
+        archive.drain(campaign, &[before, after]).await.expect("both in one");
+    } else {
+        archive.drain(campaign, &[before]).await.expect("what an older epoch has written");
+        let claim = archive.claim(&id).await.unwrap().expect("a claim").claim;
+        assert_eq!(claim.status, ClaimStatus::Revoked);
+        archive.drain(campaign, &[after]).await.expect("what is acknowledged is written");
+    }
+    let claim = archive.claim(&id).await.unwrap().expect("a claim").claim;
+    assert_eq!((claim.status, claim.sequence), (ClaimStatus::Granted, 150));
+    row.passed(2, "granted");
+}
+
+#[tokio::test]
+async fn a_revoked_claim_is_granted_again_without_a_total_sqlite() {
+    let row = Row::begin("granted again after the total was removed: SQLite");
+    granted_again(row, Register::sqlite().await, false).await;
+    let row = Row::begin("granted again after the total was removed, both drained at once: SQLite");
+    granted_again(row, Register::sqlite().await, true).await;
+}
+
+#[tokio::test]
+async fn a_revoked_claim_is_granted_again_without_a_total_postgres() {
+    for at_once in [false, true] {
+        let row = Row::begin("granted again after the total was removed: PostgreSQL");
+        match Register::postgres().await {
+            Ok(register) => granted_again(row, register, at_once).await,
+            Err(why) => row.skip(&why),
+        }
+    }
+}
+
+/// A row that this build cannot read, as another version may have written it, stops neither the others nor the start.
+async fn one_is_unreadable(row: Row, mut stage: Stage) {
+    for id in ["aaa", "demo", "zzz"] {
+        stage.core.create(id, json!({"total": 10})).await;
+        stage.core.claim(id, "alice", "k").await.expect(201);
+    }
+    stage.drained("aaa").await;
+    row.kill();
+    stage.core.kill();
+    let zone = |zone| format!("UPDATE campaigns SET time_zone = '{zone}' WHERE id = 'aaa'");
+    assert_eq!(stage.sql.run(zone("Mars/Olympus")).await, 1);
+    stage.core = stage.core.restart().await;
+    for id in ["demo", "zzz"] {
+        eventually(SOON, || async {
+            let reply = stage.core.claim(id, "bob", "k").await;
+            holds([200, 201].contains(&reply.status), || reply.text())
+        })
+        .await;
+    }
+    let listed = stage.core.admin_get("/admin/v1/campaigns?limit=1").await.expect(200).json();
+    assert_eq!((listed["items"].as_array().unwrap().len(), &listed["next_cursor"]), (0, &json!("aaa")));
+    let listed = stage.core.admin_get("/admin/v1/campaigns?cursor=aaa").await.expect(200).json();
+    let ids: Vec<_> = listed["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
+    assert_eq!(ids, ["demo", "zzz"]);
+    for _ in 0..3 {
+        let refused = [
+            stage.core.claim("aaa", "bob", "k").await,
+            stage.core.look_up(&claim_id("aaa", "alice", "k")).await,
+            stage.core.get("/internal/v1/campaigns/aaa").await,
+            stage.core.admin_get("/admin/v1/campaigns/aaa").await,
+            stage.core.switch("aaa", "pause").await,
+        ];
+        for reply in refused {
+            let text = reply.refused(503, "unavailable").text();
+            assert!(!text.contains("Mars") && !text.contains("zone"), "{text}");
+        }
+    }
+    // Several looks at the register later, the log has said it once.
+    stage.core.create("later", json!({})).await;
+    let path = "/admin/v1/campaigns/later";
+    for _ in 0..2 {
+        let asked = Instant::now();
+        eventually(SOON, || async {
+            let reply = stage.core.admin_get(path).await.expect(200);
+            holds(asked.elapsed() > Duration::from_millis(1200), || reply.text())
+        })
+        .await;
+    }
+    let log = stage.core.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("cannot read")).collect();
+    assert_eq!(lines.len(), 1, "{lines:#?}");
+    assert!(lines[0].contains("aaa") && lines[0].contains("zone"), "{lines:?}");
+    assert_eq!(stage.sql.run(zone("UTC")).await, 1);
+    eventually(SOON, || async {
+        let reply = stage.core.claim("aaa", "bob", "k").await;
+        holds([200, 201].contains(&reply.status), || reply.text())
+    })
+    .await;
+    row.passed(20, "the others were served, and it is back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_unreadable_campaign_stops_no_other_sqlite() {
+    let row = Row::begin("a campaign that cannot be read: SQLite");
+    one_is_unreadable(row, Stage::embedded().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_unreadable_campaign_stops_no_other_postgres() {
+    let row = Row::begin("a campaign that cannot be read: PostgreSQL");
+    match Stage::on_postgres(true).await {
+        Ok(stage) => one_is_unreadable(row, stage).await,
+        Err(why) => row.skip(&why),
+    }
+}
