@@ -256,7 +256,7 @@ fn rules_json(campaign: &Campaign) -> String {
     .to_string()
 }
 
-fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
+pub(super) fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
     let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
     let limit = |column: &str| -> Result<Option<NonZeroU32>, ArchiveError> {
         let number: Option<i64> = row.try_get(column)?;
