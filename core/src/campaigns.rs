@@ -139,7 +139,13 @@ impl Known {
     pub(crate) fn learn(&self, campaign: Campaign) {
         self.saw(campaign.reached);
         let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
-        if (campaign.epoch, campaign.version) > (rules.epoch, rules.version) {
+        let order = (campaign.epoch, campaign.version).cmp(&(rules.epoch, rules.version));
+        // What is given back after a campaign has left Redis raises neither.
+        let given_back = || match (campaign.archived, rules.archived) {
+            (Some(now), Some(before)) => now.taken < before.taken,
+            _ => false,
+        };
+        if order.is_gt() || (order.is_eq() && given_back()) {
             *rules = Arc::new(campaign);
         }
     }

@@ -227,7 +227,7 @@ impl Recovery {
             return Ok(Recovered::Ready);
         };
         self.campaigns.learn(campaign.clone());
-        if campaign.archived.is_some() && !anyway {
+        if campaign.archived.is_some() {
             return Ok(Recovered::Ready);
         }
         match self.ledger.find(known, None).await {

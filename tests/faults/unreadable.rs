@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use claimgate_core::archive::{Archive, Change, sqlite_url};
-use claimgate_core::campaign::NewCampaign;
+use claimgate_core::campaign::{NewCampaign, Reached};
 use claimgate_core::ledger::events::{Entry, Event};
 use claimgate_core::ledger::record::Record;
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
@@ -34,6 +34,8 @@ impl Register {
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
         assert!(archive.create(&campaign, change).await.unwrap().is_none());
+        let drawn = archive.draw_token(&campaign.id).await.unwrap().expect("the campaign");
+        archive.raise_epoch(&drawn, 1, Reached::default()).await.unwrap().expect("epoch 1");
         Self { archive, campaign: campaign.id, _folder: folder, _postgres: postgres }
     }
 

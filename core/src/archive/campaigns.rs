@@ -206,7 +206,7 @@ impl Archive {
     ) -> Result<Option<Campaign>, ArchiveError> {
         step::before("sql:raise_epoch").await;
         let row = sqlx::query(
-            "UPDATE campaigns SET epoch = $1, archived_at = NULL, \
+            "UPDATE campaigns SET epoch = $1, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
              events = CASE WHEN $3 > events THEN $3 ELSE events END \
              WHERE id = $4 AND epoch = $5 AND token = $6 RETURNING *",
@@ -311,7 +311,7 @@ fn rules_json(campaign: &Campaign) -> String {
     .to_string()
 }
 
-fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
+pub(super) fn read(row: &AnyRow) -> Result<Campaign, ArchiveError> {
     let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
     let limit = |column: &str| -> Result<Option<NonZeroU32>, ArchiveError> {
         let number: Option<i64> = row.try_get(column)?;

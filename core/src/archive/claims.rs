@@ -220,7 +220,7 @@ async fn page(
     Ok(ClaimPage { rows, next })
 }
 
-fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {
+pub(super) fn read(row: &AnyRow) -> Result<ClaimRow, ArchiveError> {
     let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
     let id: ClaimId = row.try_get::<String, _>("id")?.parse().map_err(unreadable)?;
     let quantity = u32::try_from(row.try_get::<i64, _>("quantity")?).map_err(unreadable)?;

@@ -22,6 +22,7 @@ mod claims;
 mod drain;
 mod pool;
 mod serving;
+mod settlement;
 pub mod statements;
 
 use std::path::Path;
@@ -37,6 +38,7 @@ use campaigns::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
 pub use drain::DrainError;
+pub use settlement::Settled;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;

@@ -39,6 +39,10 @@ statements! {
     ONE = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at FROM claims \
         WHERE id = $1";
 
+    /// One claim confirmed, returned or expired: `$2` at `$3`. What is granted expires no more.
+    SETTLE = "UPDATE claims SET status = $2, revision = revision + 1, updated_at = $3, \
+        expires_at = CASE WHEN $2 = 'granted' THEN NULL ELSE expires_at END WHERE id = $1";
+
     /// A page of a campaign's claims in the order of their sequence.
     PAGE = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at FROM claims \
         WHERE campaign_id = $1 AND (sequence, id) > ($2, $3) ORDER BY sequence, id LIMIT $4";

@@ -14,6 +14,7 @@ use claimgate_shared::{
 use super::auth::Caller;
 use super::exchange::{Answer, Refused, json, read_json};
 use crate::app::App;
+use crate::archive::Settled;
 use crate::clock;
 use crate::gate::GateError;
 use crate::ledger::record::Record;
@@ -134,11 +135,17 @@ async fn settle(app: &App, parts: &request::Parts, settlement: Settlement) -> Re
     let id: ClaimId = path_id(&parts.uri).parse().map_err(|_| no_such_claim())?;
     let known = app.known_for_claim(&id).await?;
     if known.campaign().archived.is_some() {
-        // What SQL answers for cannot be changed there: the campaign comes back to Redis for it, and leaves again.
-        app.recovery.recover(&known, true).await.map_err(|error| {
-            tracing::warn!(%error, "cannot bring an archived campaign back");
-            undecided(&LedgerError::NotReady("archived".to_owned()))
-        })?;
+        let settled = app.archive.settle(&id, settlement, clock::now()).await;
+        match settled.map_err(|error| app.sql_failed(&error))? {
+            Settled::Stands(claim) => return Ok(claim),
+            Settled::Changed(claim, campaign) => {
+                app.campaigns.learn(campaign);
+                return Ok(claim);
+            }
+            Settled::Unknown => return Err(no_such_claim()),
+            // It has come back since this core last looked.
+            Settled::NotArchived => app.campaigns.learn(app.register(id.campaign.as_str()).await?),
+        };
     }
     let settled = app.ledger.settle(&known, &id, settlement).await.map_err(|error| undecided(&error))?;
     app.gate.changed(&id.campaign);
