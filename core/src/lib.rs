@@ -11,6 +11,7 @@ pub mod campaigns;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod data_dir;
 pub mod gate;
 pub mod http;
 pub mod ledger;
