@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd test bench lab soak check setup clean
+.PHONY: help up up-workerd test bare bench lab soak check setup clean
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 
@@ -25,6 +25,9 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 	@cargo build --release --bin claimgate
 	@scripts/build-worker.sh
 	@cargo test --workspace
+
+bare: ## `make up` in a bare Debian root as a newcomer with sudo; a quarter of an hour; OPTIONS=--setup-only for the set-up alone
+	@exec scripts/bare.sh $(OPTIONS)
 
 bench: ## claimgate beside its baselines, in figures, within 10 minutes; OPTIONS="--only gate"; see bench/README.md
 	@$(SETUP)

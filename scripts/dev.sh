@@ -78,8 +78,8 @@ require_free CLAIMGATE_LISTEN "$core"
 require_free CLAIMGATE_ADMIN_LISTEN "$admin"
 require_free CLAIMGATE_EDGE_LISTEN "$edge"
 
-mkdir -p "$data"
-chmod 700 "$data"
+# The logs, too, are for their owner alone. A directory that is there core makes private, or refuses.
+(umask 077 && mkdir -p "$data" && : >"$data/core.log" && : >"$data/edge.log")
 export CLAIMGATE_LISTEN=$core CLAIMGATE_ADMIN_LISTEN=$admin CLAIMGATE_DATA_DIR=$data
 
 start $claimgate serve >"$data/core.log" 2>&1

@@ -19,16 +19,17 @@ can_apt() { has apt-get && as_root true 2>/dev/null; }
 apt_install() {
     # Programs are wanted, not services: policy-rc.d keeps Debian from starting what it installs now, and
     # `disable` from starting it at the next boot.
-    local policy=/usr/sbin/policy-rc.d ours=
+    local policy=/usr/sbin/policy-rc.d
     if [ ! -e $policy ]; then
-        ours=1
+        # Each step has a shell of its own. Left behind by a Ctrl-C it would keep every service from ever starting.
+        # shellcheck disable=SC2064 # what it is now
+        trap "as_root rm -f $policy" EXIT
         printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
-        as_root chmod +x $policy
+        as_root chmod 755 $policy
     fi
     local status=0
     as_root apt-get update || status=$?
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" || status=$?
-    if [ $ours ]; then as_root rm -f $policy; fi
     return $status
 }
 

@@ -4,6 +4,9 @@
 # Node 22, wrangler, esbuild and wasm-opt belong to the checkout and go before the machine's own.
 export PATH="$PWD/node_modules/.bin:$PATH"
 
+# A service or a job of CI may have none; the account has.
+export HOME=${HOME:-~}
+
 # Cargo's tools take minutes to build, so they are kept per user and a second clone finds them.
 tools_dir=${CLAIMGATE_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/claimgate}
 

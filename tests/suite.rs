@@ -19,6 +19,8 @@ mod command_line;
 mod contention;
 #[path = "suite/crash.rs"]
 mod crash;
+#[path = "suite/data_dir.rs"]
+mod data_dir;
 #[path = "suite/days.rs"]
 mod days;
 #[path = "suite/fairness.rs"]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use claimgate_shared::signature::{NamedKey, SecretKey};
 use claimgate_shared::user_token::{TokenRules, UserTokens};
 use clap::Args;
 
+use crate::data_dir;
 use crate::gate::BATCH_MAX;
 use crate::http::auth::{Caller, Credentials, Tokens};
 
@@ -117,9 +118,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Checks everything, makes the data folder, and generates what is generated once.
+    /// Checks everything, makes the data folder or makes it private, and generates what is generated once.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
-        let data_dir = make_data_dir(&args.data.data_dir)?;
+        let data_dir =
+            data_dir::prepare(&args.data.data_dir).map_err(|problem| wrong("CLAIMGATE_DATA_DIR", problem))?;
         // The edge's key for users is not core's to use, but made here so that both find the same one.
         user_tokens(&data_dir)?;
         Ok(Self {
@@ -277,12 +279,6 @@ pub fn user_tokens(data_dir: &Path) -> Result<UserTokens, ConfigError> {
             audience: or_default("CLAIMGATE_USER_JWT_AUD"),
         },
     })
-}
-
-fn make_data_dir(folder: &Path) -> Result<PathBuf, ConfigError> {
-    let failed = |error| wrong("CLAIMGATE_DATA_DIR", format!("{}: {error}", folder.display()));
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
-    folder.canonicalize().map_err(failed)
 }
 
 /// The text of a file of the data folder, made with `make` when there is none; nobody else can read it.

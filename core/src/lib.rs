@@ -11,6 +11,7 @@ pub mod campaigns;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod data_dir;
 pub mod engine;
 pub mod gate;
 pub mod http;

@@ -1,7 +1,7 @@
 // What the page says, by key and by problem code; `fill` in page.js explains "|" and {value}.
 
 const en = {
-	tag: "en", other: "中文",
+	tag: "en",
 	state: { loading: "Loading…", error: "Not available", scheduled: "Not open yet", open: "Open now" },
 	button: { open: "Claim yours", sending: "Sending…", retrying: "Asking again…" },
 	units: ["days", "hours", "minutes", "seconds"],
@@ -39,7 +39,7 @@ const en = {
 };
 
 const zh = {
-	tag: "zh-CN", other: "English",
+	tag: "zh-CN",
 	state: { loading: "加载中…", error: "暂不可用", scheduled: "尚未开始", open: "进行中" },
 	button: { open: "立即领取", sending: "提交中…", retrying: "重新确认中…" },
 	units: ["天", "时", "分", "秒"],

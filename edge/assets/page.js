@@ -150,8 +150,8 @@ async function askUntilKnown() {
 	}
 }
 
-// Browsers send again by themselves, mark and all, when a kept connection is cut; the first copy may have won.
-// It shows as time before the last one's start that connecting does not explain.
+// Browsers send again by themselves, mark and all, when a kept connection is cut; the first copy may have won. It shows
+// as time that connecting does not explain.
 function wasSentTwice() {
 	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
 	return performance.getEntriesByType("resource").some((t) => /claims$/.test(t.name) && lost(t) > RESENT_MS_MIN);
@@ -181,7 +181,7 @@ function settle(answer) {
 		if (!kept.unknown || STOPPED.test(code) || LIMITED.test(code)) keep({ state: "denied" });
 		if (code === "unauthenticated") signOut(answer);
 	}
-	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // until then the edge's snapshot is older than this answer
+	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // till then the edge's view is older
 }
 
 // The claim as it stands: after a reload, and while it is held.
@@ -235,7 +235,6 @@ function render() {
 	const shown = busy ? null : outcome ?? (view ? null : trouble);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
-	show("lang", words.other);
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
 	show("state", words.state[state] ?? words[state][0]);
 	$("state").dataset.state = state;
@@ -287,6 +286,7 @@ function renderResult(words, shown, state) {
 	show("yours", words.yours);
 	show("no", won ? "No." : "");
 	show("sequence", String(won ? won.sequence : "—"));
+	$("sequence").style.setProperty("--digits", $("sequence").textContent.length);
 	$("message").ariaLive = told === shown ? "polite" : "off"; // #state announces the campaign's
 	show("message", title);
 	show("detail", detail);

@@ -40,6 +40,37 @@ const SAYS: &str = "const real = fetch, query = new URLSearchParams(location.sea
         return real(url, options);
     };";
 
+/// Answers each claim in the edge's place as if four thousand million had been made before it.
+const MANY: &str = "const real = fetch;
+    window.fetch = async (url, options) => {
+        if (!/claims$/.test(url)) return real(url, options);
+        const claim = { id: 'page-digits.me.0123456789abcdefABCDEF', quantity: 1, status: 'granted',
+            sequence: 4294967295, claimed_at: new Date().toISOString(), expires_at: null };
+        return new Response(JSON.stringify({ claim, remaining: 4294967294, version: 1 }), { status: 201 });
+    };";
+
+/// What a person reads as one: numbers (not those within ids), and each word under the countdown. All of them, and those that are
+/// broken over lines or reach beyond their half of the ticket.
+const NUMBERS: &str = r"(() => {
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const seen = [], broken = [], range = document.createRange();
+    for (let text; text = texts.nextNode();) {
+        const owner = text.parentElement;
+        if (!owner.checkVisibility() || owner.closest('#claim-id, #user, #request, #name, script, noscript')) continue;
+        const box = owner.closest('section')?.getBoundingClientRect();
+        for (const found of text.data.matchAll(owner.closest('#countdown') ? /\S+/g : /\d[\d.,:]*/g)) {
+            range.setStart(text, found.index);
+            range.setEnd(text, found.index + found[0].length);
+            const parts = [...range.getClientRects()];
+            seen.push(found[0]);
+            const whole = new Set(parts.map(part => Math.round(part.top))).size === 1;
+            const inside = !box || parts.every(part => part.left >= box.left && part.right <= box.right);
+            if (!whole || !inside) broken.push(`${found[0]} in #${owner.closest('[id]').id}`);
+        }
+    }
+    return { seen, broken };
+})()";
+
 /// As `make up` has it: with the demo's tokens. One test at a time, so that it may break things.
 async fn page_world() -> MutexGuard<'static, World> {
     static WORLD: OnceCell<Mutex<World>> = OnceCell::const_new();
@@ -300,10 +331,10 @@ fn all_of_it_is_under_30_kb_and_from_one_origin() {
     in_browser("all_of_it_is_under_30_kb_and_from_one_origin", async {
         let world = page_world().await;
         world.core.create("page-small", limits()).await;
-        let files = fs::read_dir(root().join("edge/assets"))
-            .unwrap()
-            .map(|file| file.unwrap().metadata().unwrap().len());
-        let on_disk: u64 = files.sum();
+        let files = fs::read_dir(root().join("edge/assets")).unwrap().map(Result::unwrap);
+        // What the server is told is not sent.
+        let sent = files.filter(|file| file.file_name() != "_headers");
+        let on_disk: u64 = sent.map(|file| file.metadata().unwrap().len()).sum();
         let page = visit(&world, "page-small", "").await;
         page.until(BUTTON, false).await;
         let entries = page
@@ -645,6 +676,76 @@ fn rare_answers_are_in_words_too() {
             assert_eq!(page.eval("!document.getElementById('again').hidden").await, may_ask_again, "{code}");
         }
         page.picture("7-unheard-of").await;
+        page.close().await;
+    });
+}
+
+#[test]
+fn no_number_breaks_at_any_width_in_either_language() {
+    in_browser("no_number_breaks_at_any_width_in_either_language", async {
+        let world = page_world().await;
+        let most = u32::MAX;
+        let limits = json!({"total": most, "per_user": most, "per_user_per_day": 1_000_000, "per_claim": 1});
+        for (id, days) in [("page-digits", 29), ("page-digits-far", 365)] {
+            let campaign = json!({"id": id, "name": "Launch day", "starts_at": from_now(-60),
+                "ends_at": from_now(days * 86400 - 60), "time_zone": "Asia/Shanghai", "limits": limits});
+            world.core.create_with(campaign).await;
+            let page = Browser::open(id, PHONE).await;
+            page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": MANY})).await;
+            page.goto(&world.edge.url(&format!("/?campaign={id}"))).await;
+            page.until(BUTTON, false).await;
+            numbers_are_whole(&page, id, "4,294,967,295").await;
+            page.press("#claim").await;
+            page.until(PHASE, "won").await;
+            numbers_are_whole(&page, &format!("{id}-won"), "4294967295").await;
+            page.close().await;
+        }
+    });
+}
+
+/// Looks at every number at four widths and in both languages, `one` among them; leaves English.
+async fn numbers_are_whole(page: &Browser, name: &str, one: &str) {
+    let mut broken = Vec::new();
+    for language in ["en", "zh"] {
+        for width in [360, 768, 1000, 1440] {
+            page.resize((width, 900)).await;
+            let found = page.eval(NUMBERS).await;
+            let seen = found["seen"].as_array().unwrap();
+            // Four cells of the countdown and their words, what is left, the limits, the time of the end.
+            assert!(seen.len() >= 12 && seen.contains(&json!(one)), "{seen:?}");
+            broken.extend(
+                found["broken"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|what| format!("{language} at {width}: {what}")),
+            );
+            page.shoot(&format!("{name}-{width}-{language}")).await;
+        }
+        page.press("#lang").await;
+    }
+    assert_eq!(broken, Vec::<String>::new(), "{name}");
+}
+
+/// A font for Chinese is on no machine for certain: the way out of and into the language must not need one.
+#[test]
+fn the_language_switch_needs_no_chinese_font() {
+    in_browser("the_language_switch_needs_no_chinese_font", async {
+        let world = page_world().await;
+        world.core.create("page-switch", limits()).await;
+        let page = visit(&world, "page-switch", "").await;
+        page.until(BUTTON, false).await;
+        for (tag, name, ink) in [("zh-CN", "button: 中文", "svg"), ("en", "button: English", "span")] {
+            assert!(page.told(&["button"]).await.contains(&name.to_owned()), "{name}");
+            assert_eq!(page.eval("document.getElementById('lang').lang").await, tag);
+            let shown = page.eval("document.getElementById('lang').innerText").await;
+            assert!(shown.as_str().unwrap().is_ascii(), "{shown} is drawn by a font that may be missing");
+            let width = page
+                .eval(&format!("document.querySelector('#lang {ink}').getBoundingClientRect().width"))
+                .await;
+            assert!(width.as_f64().unwrap() > 20.0, "{ink} is {width} wide");
+            page.press("#lang").await;
+        }
         page.close().await;
     });
 }

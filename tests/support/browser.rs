@@ -216,8 +216,6 @@ impl Browser {
     /// Saves what is seen under `target/screenshots`, on a telephone and on a desktop, in light and in dark, and checks
     /// that all can be read and nothing has to be scrolled sideways; leaves the telephone's size.
     pub async fn picture(&self, name: &str) {
-        let folder = root().join("target/screenshots");
-        fs::create_dir_all(&folder).unwrap();
         for scheme in ["dark", "light"] {
             self.prefers("prefers-color-scheme", scheme).await;
             assert_eq!(self.eval(TOO_FAINT).await, json!([]), "{name} in {scheme}");
@@ -229,11 +227,18 @@ impl Browser {
                     sideways.as_i64().unwrap() <= 0,
                     "{name} on a {kind} has to be scrolled by {sideways}"
                 );
-                let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
-                let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
-                fs::write(folder.join(format!("{name}-{kind}-{scheme}.png")), png).unwrap();
+                self.shoot(&format!("{name}-{kind}-{scheme}")).await;
             }
         }
+    }
+
+    /// Saves what is seen as `target/screenshots/{name}.png`.
+    pub async fn shoot(&self, name: &str) {
+        let folder = root().join("target/screenshots");
+        fs::create_dir_all(&folder).unwrap();
+        let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
+        let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
+        fs::write(folder.join(format!("{name}.png")), png).unwrap();
     }
 
     async fn log(&self, kind: &str) -> Vec<Value> {

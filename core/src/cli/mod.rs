@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, DataArgs, ServeArgs};
+use crate::data_dir;
 use crate::serve::serve;
 use crate::serving::ServingError;
 use client::CallError;
@@ -99,6 +100,7 @@ impl Cli {
 
 fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
     start_log(args.log_json);
+    data_dir::keep_new_files_private();
     let config = match Config::load(args) {
         Ok(config) => config,
         Err(error) => return fail(USAGE, &error),
