@@ -42,6 +42,7 @@ mod wrangler {
     mod edge;
     mod edge_core;
     mod edge_crowd;
+    mod edge_future;
     mod edge_input;
     mod edge_keys;
     mod page;
@@ -54,6 +55,7 @@ mod workerd {
     mod edge;
     mod edge_core;
     mod edge_crowd;
+    mod edge_future;
     mod edge_input;
     mod edge_keys;
     mod page;

@@ -12,7 +12,7 @@ use futures_util::future::{Either, select};
 use serde::Serialize;
 use worker::{Context, Delay, Env};
 
-use crate::campaigns::{Memory, Refresh, Snapshot};
+use crate::campaigns::{Asked, Memory, Refresh};
 use crate::clock::age_ms;
 use crate::config::{ClientAddress, Config};
 use crate::gate::{self, BodyHeaders, ClaimHead};
@@ -83,9 +83,12 @@ impl<'a> Call<'a> {
 
     /// `GET /v1/campaigns/{id}`
     pub async fn campaign(&self, id: &str) -> Result<Reply, Problem> {
-        let snapshot = self.snapshot(&gate::campaign_id(id)?).await?;
+        let snapshot = match self.snapshot(&gate::campaign_id(id)?).await? {
+            Asked::Campaign(snapshot) => snapshot,
+            Asked::Refused(answer) => return Ok(answer.into_reply()),
+        };
         let view = snapshot.view_at(clock::now()?);
-        let etag = campaigns::etag(&view).map_err(|_| unwritable())?;
+        let etag = view.etag().map_err(|_| unwritable())?;
         let reply = if gate::names_etag(self.header("if-none-match").as_deref(), &etag) {
             Reply::empty(304)
         } else {
@@ -163,8 +166,8 @@ impl<'a> Call<'a> {
         rates::parse_address(text.as_deref())
     }
 
-    /// A snapshot that is good enough to show.
-    async fn snapshot(&self, id: &CampaignId) -> Result<Rc<Snapshot>, Problem> {
+    /// A snapshot that is good enough to show, or why core gives none.
+    async fn snapshot(&self, id: &CampaignId) -> Result<Asked, Problem> {
         let began_at = clock::now()?;
         loop {
             let now = clock::now()?;
@@ -173,7 +176,7 @@ impl<'a> Call<'a> {
                 Memory::Unknown => return Err(gate::campaign_not_found()),
                 Memory::Snapshot(snapshot) => {
                     self.refresh_behind(id, &known, now);
-                    return Ok(Rc::clone(snapshot));
+                    return Ok(Asked::Campaign(Rc::clone(snapshot)));
                 }
                 Memory::Nothing => {}
             }

@@ -13,6 +13,7 @@ use claimgate_shared::{
 use serde::Deserialize;
 
 use crate::campaigns::{Memory, Snapshot};
+use crate::view::State;
 
 /// The longest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
@@ -120,9 +121,11 @@ impl ClaimHead {
 /// The denial that core's rules are sure to give at `now`: by hand first, then the window, then the stock.
 fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
     let view = snapshot.view();
+    // What holds in a state that is not known here only core can tell.
+    let State::Known(state) = view.state else { return None };
     let position = snapshot.position(now);
     let ends_at = view.window.ends_at();
-    match (view.state, position) {
+    match (state, position) {
         (CampaignState::Paused, _) => Some(Denial::Paused),
         (_, Some(Position::After)) => Some(Denial::Ended { ends_at }),
         (CampaignState::Ended, _) => Some(Denial::Ended { ends_at: None }),
@@ -193,6 +196,7 @@ mod tests {
 
     use super::*;
     use crate::campaigns::tests::{at, view};
+    use crate::view::View;
 
     fn known(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Memory {
         let view = view(state, remaining, server_ms);
@@ -257,6 +261,18 @@ mod tests {
         }
         assert_eq!(refusal(&Memory::Unknown, 1_500), Some(Code::CampaignNotFound));
         assert_eq!(refusal(&Memory::Nothing, 1_500), None);
+    }
+
+    #[test]
+    fn nothing_follows_from_a_state_that_is_not_known() {
+        for server_ms in [5_000, 15_000, 25_000] {
+            let view = View {
+                state: State::Other("lottery".to_owned()),
+                ..view(CampaignState::Open, Some(0), server_ms)
+            };
+            let known = Memory::Snapshot(Rc::new(Snapshot::new(view, at(1_000), at(1_000), 0.0)));
+            assert_eq!(refusal(&known, 1_500), None, "{server_ms}");
+        }
     }
 
     #[test]
