@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use claimgate_shared::{CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, Timestamp, UserId};
+use claimgate_shared::{Attempt, CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, Timestamp, UserId};
 use futures_util::future::{Either, select};
 use serde::Serialize;
 use worker::{Context, Delay, Env};
@@ -68,7 +68,8 @@ impl<'a> Call<'a> {
         self.check_rates(Counted::Claims, &user).await?;
         // Only now: nobody without a token has core asked for made-up ids.
         self.refresh_behind(head.campaign(), &known, clock::now()?);
-        self.forward(&head.into_request(user, quantity, new_key()?)).await
+        let attempt = head.attempt();
+        self.forward(&head.into_request(user, quantity, new_key()?), attempt).await
     }
 
     /// `GET /v1/claims/{claim_id}`
@@ -77,8 +78,8 @@ impl<'a> Call<'a> {
         let id = gate::own_claim(id, &user)?;
         self.check_rates(Counted::LookUps, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
-        let answer = self.to_core(&path, None, &user, "").await?;
-        Ok(answer.into_reply())
+        let call = origin::Call { user: user.as_str(), ..origin::Call::get(&path, self.request_id) };
+        Ok(self.to_core(call).await?.into_reply())
     }
 
     /// `GET /v1/campaigns/{id}`
@@ -115,7 +116,7 @@ impl<'a> Call<'a> {
 
     fn claim_head(&self, campaign: &str) -> Result<ClaimHead, Problem> {
         let key = self.header("idempotency-key");
-        let attempt = self.header("claimgate-attempt");
+        let attempt = self.header(Attempt::HEADER);
         let head = ClaimHead::parse(campaign, key.as_deref(), attempt.as_deref())?;
         self.check_body_headers()?;
         Ok(head)
@@ -125,32 +126,25 @@ impl<'a> Call<'a> {
         self.body_headers().check().inspect_err(|_| self.request.refuse_body())
     }
 
-    async fn forward(&self, claim: &ClaimRequest) -> Result<Reply, Problem> {
+    async fn forward(&self, claim: &ClaimRequest, attempt: Attempt) -> Result<Reply, Problem> {
         let body = serde_json::to_string(claim).map_err(|_| unwritable())?;
-        let key = claim.idempotency_key.as_str();
+        let call = origin::Call {
+            body: Some(&body),
+            user: claim.user_id.as_str(),
+            idempotency_key: claim.idempotency_key.as_str(),
+            attempt,
+            ..origin::Call::get("/internal/v1/claims", self.request_id)
+        };
         let asked_at = clock::now()?;
-        let answer = self.to_core("/internal/v1/claims", Some(&body), &claim.user_id, key).await?;
+        let answer = self.to_core(call).await?;
         campaigns::hear(&claim.campaign_id, answer.heard(), asked_at);
         Ok(answer.into_reply())
     }
 
-    async fn to_core(
-        &self,
-        path: &str,
-        body: Option<&str>,
-        user: &UserId,
-        idempotency_key: &str,
-    ) -> Result<origin::Answer, Problem> {
-        let client_ip = self.address().map(|address| address.to_string());
-        let call = origin::Call {
-            path,
-            body,
-            user: user.as_str(),
-            client_ip: client_ip.as_deref().unwrap_or_default(),
-            idempotency_key,
-            request_id: self.request_id,
-        };
-        call.send(&self.origin()).await
+    /// Makes `call` in the client's name.
+    async fn to_core(&self, call: origin::Call<'_>) -> Result<origin::Answer, Problem> {
+        let client_ip = self.address().map(|address| address.to_string()).unwrap_or_default();
+        origin::Call { client_ip: &client_ip, ..call }.send(&self.origin()).await
     }
 
     fn origin(&self) -> Origin<'_> {

@@ -172,16 +172,9 @@ impl Refresh {
     /// Asks core, and remembers what it says.
     pub async fn run(self, origin: &Origin<'_>, request_id: &str) -> Result<Asked, Problem> {
         let asked_at = clock::now()?;
-        let call = origin::Call {
-            path: &format!("/internal/v1/campaigns/{}", self.id),
-            body: None,
-            user: "",
-            // The snapshot is for everybody: it is asked in nobody's name.
-            client_ip: "",
-            idempotency_key: "",
-            request_id,
-        };
-        let answer = call.send(origin).await?;
+        let path = format!("/internal/v1/campaigns/{}", self.id);
+        // The snapshot is for everybody: it is asked in nobody's name.
+        let answer = origin::Call::get(&path, request_id).send(origin).await?;
         if answer.heard().is(Code::CampaignNotFound) {
             CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn_unknown(self.id.clone(), asked_at));
         }

@@ -7,8 +7,8 @@ use claimgate_shared::claim::AskedQuantity;
 use claimgate_shared::problem::parse_json;
 use claimgate_shared::window::Position;
 use claimgate_shared::{
-    CampaignId, CampaignState, ClaimId, ClaimRequest, Code, Denial, IdempotencyKey, Problem, Quantity,
-    Timestamp, UserId,
+    Attempt, CampaignId, CampaignState, ClaimId, ClaimRequest, Code, Denial, IdempotencyKey, Problem,
+    Quantity, Timestamp, UserId,
 };
 use serde::Deserialize;
 
@@ -70,7 +70,7 @@ pub fn campaign_not_found() -> Problem {
 pub struct ClaimHead {
     campaign: CampaignId,
     key: Option<IdempotencyKey>,
-    is_first_try: bool,
+    attempt: Attempt,
 }
 
 impl ClaimHead {
@@ -81,7 +81,8 @@ impl ClaimHead {
             key.map(str::parse).transpose().map_err(|why| Problem::invalid("Idempotency-Key", why))?;
         Ok(Self {
             campaign: campaign_id(campaign)?,
-            is_first_try: key.is_none() || attempt == Some("1"),
+            // To a claim without one the edge gives a key that nobody has had before.
+            attempt: if key.is_none() { Attempt::First } else { Attempt::of_header(attempt) },
             key,
         })
     }
@@ -91,10 +92,15 @@ impl ClaimHead {
         &self.campaign
     }
 
+    /// Whether this can be a retry.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
     /// Refuses what core would refuse for certain, by what is remembered of the campaign. A retry may meet a claim that
     /// was granted, and only core knows.
     pub fn check_known(&self, memory: &Memory, now: Timestamp) -> Result<(), Problem> {
-        if !self.is_first_try {
+        if self.attempt == Attempt::Unknown {
             return Ok(());
         }
         match memory {
@@ -214,17 +220,17 @@ mod tests {
 
     #[test]
     fn only_what_cannot_be_a_retry_is_a_first_try() {
-        for (key, attempt, is_first_try) in [
-            (None, None, true),
-            (None, Some("2"), true),
-            (Some("k-1"), Some("1"), true),
-            (Some("k-1"), None, false),
-            (Some("k-1"), Some("2"), false),
-            (Some("k-1"), Some("1, 1"), false),
-            (Some("k-1"), Some("01"), false),
+        for (key, mark, attempt) in [
+            (None, None, Attempt::First),
+            (None, Some("2"), Attempt::First),
+            (Some("k-1"), Some("1"), Attempt::First),
+            (Some("k-1"), None, Attempt::Unknown),
+            (Some("k-1"), Some("2"), Attempt::Unknown),
+            (Some("k-1"), Some("1, 1"), Attempt::Unknown),
+            (Some("k-1"), Some("01"), Attempt::Unknown),
         ] {
-            let head = ClaimHead::parse("demo", key, attempt).unwrap();
-            assert_eq!(head.is_first_try, is_first_try, "{key:?} {attempt:?}");
+            let head = ClaimHead::parse("demo", key, mark).unwrap();
+            assert_eq!(head.attempt(), attempt, "{key:?} {mark:?}");
         }
     }
 

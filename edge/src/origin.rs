@@ -7,7 +7,7 @@ use claimgate_shared::problem::{PROBLEM_JSON, object};
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
 };
-use claimgate_shared::{Code, Problem};
+use claimgate_shared::{Attempt, Code, Problem};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use wasm_bindgen::{JsCast as _, JsValue, intern};
@@ -23,9 +23,6 @@ use crate::reply::{REQUEST_ID_HEADER, Reply};
 
 /// Within this a call has its answer, the retry included.
 const CALL_MS_MAX: i64 = 2_000;
-/// The second is for an answer lost on the way. A core that is merely slow is waited for: asking it twice would
-/// make it slower.
-const TRIES_MAX: u32 = 2;
 /// With less than this left, a second try could only add load.
 const TRY_MS_MIN: i64 = 100;
 
@@ -64,7 +61,7 @@ impl<'a> Origin<'a> {
 }
 
 /// A call to core's internal API.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     /// Path on core; none of them has a query.
     pub path: &'a str,
@@ -76,6 +73,8 @@ pub struct Call<'a> {
     pub client_ip: &'a str,
     /// The claim's idempotency key; empty where there is none.
     pub idempotency_key: &'a str,
+    /// Which try of a claim this is, as the client says it.
+    pub attempt: Attempt,
     /// The request's id.
     pub request_id: &'a str,
 }
@@ -100,17 +99,25 @@ enum Failure {
     Distrusted(Code),
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A `GET` in nobody's name, to be filled in.
+    pub fn get(path: &'a str, request_id: &'a str) -> Self {
+        let (user, client_ip, idempotency_key) = ("", "", "");
+        Self { path, body: None, user, client_ip, idempotency_key, attempt: Attempt::Unknown, request_id }
+    }
+
     /// Core's answer, or `unavailable` when there is none in time: then the outcome is unknown.
     pub async fn send(&self, origin: &Origin<'_>) -> Result<Answer, Problem> {
         let began_at = clock::now()?;
-        for _ in 0..TRIES_MAX {
+        // The second try is for an answer lost on the way, whatever it was: it may have been a grant. A core that is merely
+        // slow is waited for: asking it twice would make it slower.
+        for attempt in [self.attempt, Attempt::Unknown] {
             let now = clock::now()?;
             let left_ms = CALL_MS_MAX - age_ms(began_at, now).min(CALL_MS_MAX);
             if left_ms < TRY_MS_MIN || !BREAKER.with_borrow_mut(|breaker| breaker.lets_through(now)) {
                 break;
             }
-            match self.try_once(origin, left_ms).await {
+            match (Self { attempt, ..*self }).try_once(origin, left_ms).await {
                 Ok(answer) => {
                     BREAKER.with_borrow_mut(Breaker::succeeded);
                     return Ok(answer);
@@ -171,11 +178,15 @@ impl Call<'_> {
             user: self.user,
             client_ip: self.client_ip,
             idempotency_key: self.idempotency_key,
+            attempt: self.attempt,
         };
         let headers = Headers::new()?;
         let set = |name: &str, value: &str| headers.set(intern(name), value);
         if !content_type.is_empty() {
             set("content-type", content_type)?;
+        }
+        if self.attempt == Attempt::First {
+            set(Attempt::HEADER, Attempt::FIRST)?;
         }
         set(REQUEST_ID_HEADER, self.request_id)?;
         set(KEY_HEADER, &config.edge_key.kid)?;

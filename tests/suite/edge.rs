@@ -410,6 +410,32 @@ fn a_lost_answer_is_asked_for_again_and_is_one_claim() {
     });
 }
 
+/// Core may answer a first try from its memory, which a retry of the edge's own must not meet: the first asking may have won.
+#[test]
+fn the_mark_of_a_first_try_goes_on_to_core_once() {
+    run(async {
+        let world = strict_world().await;
+        world.core.create("marked", json!({"total": 9})).await;
+        let marks = |reply: &Reply| -> Vec<bool> {
+            let said = claims_passed_on(&world, reply).into_iter();
+            said.map(|text| text.to_lowercase().contains("\r\nclaimgate-attempt: 1\r\n")).collect()
+        };
+        let first_try = world.first_try("marked", "alice", "k").await.expect(201);
+        assert_eq!(marks(&first_try), [true]);
+        let keyless = world.send(world.claim_request("marked", "bob")).await.expect(201);
+        assert_eq!(marks(&keyless), [true], "its key is the edge's own");
+        let unmarked = world.claim("marked", "alice", "k").await.expect(200);
+        assert_eq!(marks(&unmarked), [false]);
+        let retry = world.claim_request("marked", "alice").header("Idempotency-Key", "k");
+        let retry = world.send(retry.header("Claimgate-Attempt", "2")).await.expect(200);
+        assert_eq!(marks(&retry), [false]);
+        world.wire.lose_answers(1);
+        let lost = world.first_try("marked", "carol", "k").await;
+        assert!(matches!(lost.status, 200 | 201), "{}", lost.text());
+        assert_eq!(marks(&lost), [true, false], "it may have won");
+    });
+}
+
 #[test]
 fn a_dead_core_is_said_to_be_unavailable_and_claims_flow_when_it_is_back() {
     run(async {
