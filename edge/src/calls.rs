@@ -63,9 +63,10 @@ impl<'a> Call<'a> {
             self.refresh_behind(head.campaign(), &known, now);
         }
         head.check_known(&known, now)?;
+        self.count_address(Counted::Claims).await?;
         let quantity = gate::parse_claim_body(&self.body().await?)?;
         let user = self.user().await?;
-        self.check_rates(Counted::Claims, &user).await?;
+        self.rates().check_user(Counted::Claims, &user).await?;
         // Only now: nobody without a token has core asked for made-up ids.
         self.refresh_behind(head.campaign(), &known, clock::now()?);
         let attempt = head.attempt();
@@ -74,9 +75,10 @@ impl<'a> Call<'a> {
 
     /// `GET /v1/claims/{claim_id}`
     pub async fn own_claim(&self, id: &str) -> Result<Reply, Problem> {
+        self.count_address(Counted::LookUps).await?;
         let user = self.user().await?;
         let id = gate::own_claim(id, &user)?;
-        self.check_rates(Counted::LookUps, &user).await?;
+        self.rates().check_user(Counted::LookUps, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
         let call = origin::Call { user: user.as_str(), ..origin::Call::get(&path, self.request_id) };
         Ok(self.to_core(call).await?.into_reply())
@@ -178,7 +180,7 @@ impl<'a> Call<'a> {
             if waited_ms <= VIEW_ASKS_MS_MAX
                 && let Some(refresh) = Refresh::begin(id, &known, now)
             {
-                self.rates().check_address(Counted::Campaigns, self.address()).await?;
+                self.count_address(Counted::Campaigns).await?;
                 return refresh.run(&self.origin(), self.request_id).await;
             }
             if waited_ms >= VIEW_MS_MAX {
@@ -211,9 +213,10 @@ impl<'a> Call<'a> {
         Rates { env: self.env, config: &self.config.rates }
     }
 
-    async fn check_rates(&self, counted: Counted, user: &UserId) -> Result<(), Problem> {
-        self.rates().check_address(counted, self.address()).await?;
-        self.rates().check_user(counted, user).await
+    /// Counts the address, before anything is done that costs: to read a body, to verify a token. The user is counted only
+    /// after that, as whoever sends a bad token names anybody in it.
+    async fn count_address(&self, counted: Counted) -> Result<(), Problem> {
+        self.rates().check_address(counted, self.address()).await
     }
 
     fn header(&self, name: &str) -> Option<String> {
