@@ -44,6 +44,7 @@ mod wrangler {
     mod edge;
     mod edge_core;
     mod edge_crowd;
+    mod edge_future;
     mod edge_input;
     mod edge_keys;
     mod page;
@@ -56,6 +57,7 @@ mod workerd {
     mod edge;
     mod edge_core;
     mod edge_crowd;
+    mod edge_future;
     mod edge_input;
     mod edge_keys;
     mod page;

@@ -18,7 +18,7 @@ use claimgate_core::clock;
 use claimgate_core::http::auth::{Caller, Credentials, Gatekeeper, Tokens};
 use claimgate_core::http::serve;
 use claimgate_shared::signature::SignedParts;
-use claimgate_shared::{Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem};
+use claimgate_shared::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem};
 use support::core_process::API_TOKEN;
 use support::process::{Process, command, free_address};
 use support::wait::{SOON, eventually};
@@ -91,8 +91,10 @@ fn reply(shared: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<ClaimReply
         user: "",
         client_ip: "",
         idempotency_key: request.idempotency_key.as_str(),
+        attempt: Attempt::Unknown,
     };
-    shared.gatekeeper.caller(headers, signed)?.may_act_for(&request.user_id)?;
+    let (caller, _) = shared.gatekeeper.caller(headers, signed)?;
+    caller.may_act_for(&request.user_id)?;
     let sequence = shared.sequence.fetch_add(1, Ordering::Relaxed) + 1;
     let claim = Claim {
         id: request.claim_id(),

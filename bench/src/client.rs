@@ -78,7 +78,7 @@ impl Template {
         ))
     }
 
-    /// A claim of one unit by a new user with a new key, as a back end sends it.
+    /// A claim of one unit by a new user with a new key, as a back end sends its first try.
     pub fn claim(campaign: &str) -> Self {
         Self::claim_of(campaign, "{uuid}")
     }
@@ -88,7 +88,8 @@ impl Template {
         let body = format!(
             r#"{{"campaign_id":"{campaign}","user_id":"{user}","quantity":1,"idempotency_key":"{{uuid}}"}}"#
         );
-        Self::post("/internal/v1/claims", &format!("Authorization: Bearer {API_TOKEN}\r\n"), &body)
+        let headers = format!("Authorization: Bearer {API_TOKEN}\r\nClaimgate-Attempt: 1\r\n");
+        Self::post("/internal/v1/claims", &headers, &body)
     }
 }
 

@@ -12,7 +12,7 @@ use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::Ledger;
 use claimgate_core::outbox::Drain;
 use claimgate_core::recovery::Recovery;
-use claimgate_shared::{ClaimRequest, Outcome};
+use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::{Value, json};
 use support::sql::Sql;
 use support::times::from_now;
@@ -175,8 +175,9 @@ async fn claim_some(
 async fn claim_one(gate: &Gate, known: &Arc<Known>, request: &ClaimRequest) -> anyhow::Result<bool> {
     let mut tries = TRIES;
     loop {
+        let attempt = if tries == TRIES { Attempt::First } else { Attempt::Unknown };
         tries -= 1;
-        match gate.claim(known, request).await {
+        match gate.claim(known, request, attempt).await {
             Ok(decision) => {
                 let met_again = tries + 1 < TRIES && matches!(decision.outcome, Outcome::Replayed(_));
                 return Ok(met_again || matches!(decision.outcome, Outcome::Granted(_)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use claimgate_shared::{CampaignId, ClaimId, ClaimRequest, Code, Problem};
+use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
@@ -137,10 +137,15 @@ impl App {
     }
 
     /// Decides a claim, at the gate or, on a campaign that has left Redis, from SQL.
-    pub async fn decide(&self, known: &Arc<Known>, request: &ClaimRequest) -> Result<Decision, GateError> {
+    pub async fn decide(
+        &self,
+        known: &Arc<Known>,
+        request: &ClaimRequest,
+        attempt: Attempt,
+    ) -> Result<Decision, GateError> {
         let campaign = known.campaign();
         match campaign.archived {
-            None => self.gate.claim(known, request).await,
+            None => self.gate.claim(known, request, attempt).await,
             Some(archived) => archived::decide(&self.archive, &campaign, archived, request)
                 .await
                 .map_err(|error| Arc::new(LedgerError::Register(error)).into()),

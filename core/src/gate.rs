@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity};
+use claimgate_shared::{
+    Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -80,11 +82,19 @@ impl Gate {
         Self { ledger, batch_max, lanes: RwLock::default() }
     }
 
-    /// Decides one claim. Once it is handed over it is decided even when the caller goes away.
-    pub async fn claim(&self, known: &Arc<Known>, request: &ClaimRequest) -> Result<Decision, GateError> {
+    /// Decides one claim. Once it is handed over it is decided even when the caller goes away. What may be a retry is never
+    /// refused from memory, which is a moment old: it may have been granted by another core since.
+    pub async fn claim(
+        &self,
+        known: &Arc<Known>,
+        request: &ClaimRequest,
+        attempt: Attempt,
+    ) -> Result<Decision, GateError> {
         let lane = self.lane(known, &request.campaign_id);
         let since = Instant::now();
-        if let Some(version) = lane.sold_out.refuses(&request.user_id, request.quantity) {
+        if attempt == Attempt::First
+            && let Some(version) = lane.sold_out.refuses(&request.user_id, request.quantity)
+        {
             let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
             let decision = Decision { outcome, remaining: Some(0), version };
             metrics::decided(Some(&decision), since.elapsed());

@@ -1,7 +1,7 @@
 //! What a core knows by heart once nothing is left: so that a crowd that comes too late costs Redis nothing.
 //!
-//! Only `total` is ever answered from memory, and only to a user who has no claim of the campaign: anyone else may be a
-//! winner asking again, or meet another limit first. Who has one, and that nothing is left, is as Redis said at most
+//! Only `total` is ever answered from memory, and only to the first try of a user who has no claim of the campaign: anyone
+//! else may be a winner asking again, or meet another limit first. Who has one, and that nothing is left, is as Redis said at most
 //! 100 ms ago; a return, a change or an expiry on any core is heard of before that.
 
 use std::collections::HashSet;

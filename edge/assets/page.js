@@ -4,6 +4,7 @@ const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, CALL_MS_MAX
 const TRIES_MAX = 6, RETRY_MS_MAX = 20000, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
+const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in a state that is not known here, the server decides
 const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win any more
 
 const $ = (id) => document.getElementById(id);
@@ -178,7 +179,7 @@ function settle(answer) {
 		keep({ state: "denied", key: null, unknown: false });
 	} else if (kind === "denied") {
 		// Rules are tried after the look for the key; other refusals settle nothing.
-		if (!kept.unknown || STOPPED.test(code) || LIMITED.test(code)) keep({ state: "denied" });
+		if (!kept.unknown || claim || STOPPED.test(code) || LIMITED.test(code)) keep({ state: "denied" });
 		if (code === "unauthenticated") signOut(answer);
 	}
 	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // till then the edge's view is older
@@ -201,7 +202,7 @@ async function lookUp() {
 // A denial stands until what caused it is seen to be over.
 function lapsed({ code, at, until, problem }) {
 	if (LIMITED.test(code)) return (until > at && now() >= until) || view?.version > problem?.version;
-	return STOPPED.test(code) && seenAt > at + SNAPSHOT_MS_MAX && stateNow() === "open";
+	return STOPPED.test(code) && seenAt > at + SNAPSHOT_MS_MAX && view && !CLOSED.test(stateNow());
 }
 
 const dayOf = (time) => new Intl.DateTimeFormat("en", { timeZone: view?.time_zone }).format(new Date(time));
@@ -236,7 +237,7 @@ function render() {
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
-	show("state", words.state[state] ?? words[state][0]);
+	show("state", words.state[state] ?? (STOPPED.test(state) ? words[state][0] : state));
 	$("state").dataset.state = state;
 	if (view) renderCampaign(words, state);
 	else if (trouble) show("name", campaign);
@@ -270,7 +271,7 @@ function renderCampaign(words, state) {
 }
 
 function textOf(words, { code, problem, claim, until }) {
-	const [title, detail] = words[code] ?? words.problem;
+	const [title, detail] = words[code] ?? (claim ? words.claim : words.problem);
 	const expires_at = claim?.status === "held" && claim.expires_at;
 	return [title, fill(detail, { ...view?.limits, ...problem, ...claim, expires_at, seconds: secondsTo(until) })];
 }
@@ -278,7 +279,7 @@ function textOf(words, { code, problem, claim, until }) {
 const secondsTo = (until) => Math.max(0, Math.ceil((until - now()) / 1000)) || 0;
 
 function renderResult(words, shown, state) {
-	const told = shown ?? (!busy && /paused|ended|sold/.test(state) ? { code: state, problem: view } : null);
+	const told = shown ?? (!busy && STOPPED.test(state) ? { code: state, problem: view } : null);
 	const [title, detail] = told ? textOf(words, told) : busy === "retrying" ? words.asking : [busy ? words.button.sending : "", words.idle];
 	const won = shown?.kind === "won" && shown.claim;
 	$("result").dataset.code = shown?.code ?? "";
@@ -305,11 +306,11 @@ function renderButtons(words, shown, state) {
 	$("again").hidden = !again;
 	$("again").disabled = seconds > 0;
 	show("again", done ? words.another : fill(words.again, { seconds }));
-	const refused = STOPPED.test(code) || LIMITED.test(code) ? code : state === "open" ? null : state;
+	const refused = STOPPED.test(code) || LIMITED.test(code) ? code : CLOSED.test(state) ? state : null;
 	const label = busy || (token === null ? "unauthenticated" : refused);
 	$("claim").hidden = again || done;
 	$("claim").disabled = label;
-	show("claim", words.button[label ?? "open"] ?? words.state[label] ?? words[label][0]);
+	show("claim", words.button[label ?? "open"] ?? words.state[label] ?? (words[label] ?? words.problem)[0]);
 }
 
 // On each second of the countdown. A crowd sees the state turn at once, so it asks the server spread out.

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use claimgate_shared::{CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, Timestamp, UserId};
+use claimgate_shared::{Attempt, CampaignId, ClaimRequest, Code, IdempotencyKey, Problem, Timestamp, UserId};
 use futures_util::future::{Either, select};
 use serde::Serialize;
 use worker::{Context, Delay, Env};
 
-use crate::campaigns::{Memory, Refresh, Snapshot};
+use crate::campaigns::{Asked, Memory, Refresh};
 use crate::clock::age_ms;
 use crate::config::{ClientAddress, Config};
 use crate::gate::{self, BodyHeaders, ClaimHead};
@@ -63,29 +63,35 @@ impl<'a> Call<'a> {
             self.refresh_behind(head.campaign(), &known, now);
         }
         head.check_known(&known, now)?;
+        self.count_address(Counted::Claims).await?;
         let quantity = gate::parse_claim_body(&self.body().await?)?;
         let user = self.user().await?;
-        self.check_rates(Counted::Claims, &user).await?;
+        self.rates().check_user(Counted::Claims, &user).await?;
         // Only now: nobody without a token has core asked for made-up ids.
         self.refresh_behind(head.campaign(), &known, clock::now()?);
-        self.forward(&head.into_request(user, quantity, new_key()?)).await
+        let attempt = head.attempt();
+        self.forward(&head.into_request(user, quantity, new_key()?), attempt).await
     }
 
     /// `GET /v1/claims/{claim_id}`
     pub async fn own_claim(&self, id: &str) -> Result<Reply, Problem> {
+        self.count_address(Counted::LookUps).await?;
         let user = self.user().await?;
         let id = gate::own_claim(id, &user)?;
-        self.check_rates(Counted::LookUps, &user).await?;
+        self.rates().check_user(Counted::LookUps, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
-        let answer = self.to_core(&path, None, &user, "").await?;
-        Ok(answer.into_reply())
+        let call = origin::Call { user: user.as_str(), ..origin::Call::get(&path, self.request_id) };
+        Ok(self.to_core(call).await?.into_reply())
     }
 
     /// `GET /v1/campaigns/{id}`
     pub async fn campaign(&self, id: &str) -> Result<Reply, Problem> {
-        let snapshot = self.snapshot(&gate::campaign_id(id)?).await?;
+        let snapshot = match self.snapshot(&gate::campaign_id(id)?).await? {
+            Asked::Campaign(snapshot) => snapshot,
+            Asked::Refused(answer) => return Ok(answer.into_reply()),
+        };
         let view = snapshot.view_at(clock::now()?);
-        let etag = campaigns::etag(&view).map_err(|_| unwritable())?;
+        let etag = view.etag().map_err(|_| unwritable())?;
         let reply = if gate::names_etag(self.header("if-none-match").as_deref(), &etag) {
             Reply::empty(304)
         } else {
@@ -112,7 +118,7 @@ impl<'a> Call<'a> {
 
     fn claim_head(&self, campaign: &str) -> Result<ClaimHead, Problem> {
         let key = self.header("idempotency-key");
-        let attempt = self.header("claimgate-attempt");
+        let attempt = self.header(Attempt::HEADER);
         let head = ClaimHead::parse(campaign, key.as_deref(), attempt.as_deref())?;
         self.check_body_headers()?;
         Ok(head)
@@ -122,32 +128,25 @@ impl<'a> Call<'a> {
         self.body_headers().check().inspect_err(|_| self.request.refuse_body())
     }
 
-    async fn forward(&self, claim: &ClaimRequest) -> Result<Reply, Problem> {
+    async fn forward(&self, claim: &ClaimRequest, attempt: Attempt) -> Result<Reply, Problem> {
         let body = serde_json::to_string(claim).map_err(|_| unwritable())?;
-        let key = claim.idempotency_key.as_str();
+        let call = origin::Call {
+            body: Some(&body),
+            user: claim.user_id.as_str(),
+            idempotency_key: claim.idempotency_key.as_str(),
+            attempt,
+            ..origin::Call::get("/internal/v1/claims", self.request_id)
+        };
         let asked_at = clock::now()?;
-        let answer = self.to_core("/internal/v1/claims", Some(&body), &claim.user_id, key).await?;
+        let answer = self.to_core(call).await?;
         campaigns::hear(&claim.campaign_id, answer.heard(), asked_at);
         Ok(answer.into_reply())
     }
 
-    async fn to_core(
-        &self,
-        path: &str,
-        body: Option<&str>,
-        user: &UserId,
-        idempotency_key: &str,
-    ) -> Result<origin::Answer, Problem> {
-        let client_ip = self.address().map(|address| address.to_string());
-        let call = origin::Call {
-            path,
-            body,
-            user: user.as_str(),
-            client_ip: client_ip.as_deref().unwrap_or_default(),
-            idempotency_key,
-            request_id: self.request_id,
-        };
-        call.send(&self.origin()).await
+    /// Makes `call` in the client's name.
+    async fn to_core(&self, call: origin::Call<'_>) -> Result<origin::Answer, Problem> {
+        let client_ip = self.address().map(|address| address.to_string()).unwrap_or_default();
+        origin::Call { client_ip: &client_ip, ..call }.send(&self.origin()).await
     }
 
     fn origin(&self) -> Origin<'_> {
@@ -163,8 +162,8 @@ impl<'a> Call<'a> {
         rates::parse_address(text.as_deref())
     }
 
-    /// A snapshot that is good enough to show.
-    async fn snapshot(&self, id: &CampaignId) -> Result<Rc<Snapshot>, Problem> {
+    /// A snapshot that is good enough to show, or why core gives none.
+    async fn snapshot(&self, id: &CampaignId) -> Result<Asked, Problem> {
         let began_at = clock::now()?;
         loop {
             let now = clock::now()?;
@@ -173,7 +172,7 @@ impl<'a> Call<'a> {
                 Memory::Unknown => return Err(gate::campaign_not_found()),
                 Memory::Snapshot(snapshot) => {
                     self.refresh_behind(id, &known, now);
-                    return Ok(Rc::clone(snapshot));
+                    return Ok(Asked::Campaign(Rc::clone(snapshot)));
                 }
                 Memory::Nothing => {}
             }
@@ -181,7 +180,7 @@ impl<'a> Call<'a> {
             if waited_ms <= VIEW_ASKS_MS_MAX
                 && let Some(refresh) = Refresh::begin(id, &known, now)
             {
-                self.rates().check_address(Counted::Campaigns, self.address()).await?;
+                self.count_address(Counted::Campaigns).await?;
                 return refresh.run(&self.origin(), self.request_id).await;
             }
             if waited_ms >= VIEW_MS_MAX {
@@ -214,9 +213,10 @@ impl<'a> Call<'a> {
         Rates { env: self.env, config: &self.config.rates }
     }
 
-    async fn check_rates(&self, counted: Counted, user: &UserId) -> Result<(), Problem> {
-        self.rates().check_address(counted, self.address()).await?;
-        self.rates().check_user(counted, user).await
+    /// Counts the address, before anything is done that costs: to read a body, to verify a token. The user is counted only
+    /// after that, as whoever sends a bad token names anybody in it.
+    async fn count_address(&self, counted: Counted) -> Result<(), Problem> {
+        self.rates().check_address(counted, self.address()).await
     }
 
     fn header(&self, name: &str) -> Option<String> {

@@ -7,17 +7,14 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::Switch;
 use claimgate_shared::window::Position;
-use claimgate_shared::{CampaignId, CampaignState, CampaignView, Code, Problem, Timestamp};
-use sha2::{Digest as _, Sha256};
+use claimgate_shared::{CampaignId, CampaignState, Code, Problem, Timestamp};
 use worker::js_sys::Math;
 
 use crate::clock::{self, age_ms};
-use crate::gate;
-use crate::origin::{self, Heard, Origin};
+use crate::origin::{self, Answer, Heard, Origin};
+use crate::view::{State, View};
 
 /// For so long "sold out" is believed, so that a return is seen; and for so long a campaign stays unknown.
 pub const FRESH_MS: i64 = 1_000;
@@ -36,7 +33,7 @@ const UNKNOWN_MAX: usize = 1_024;
 /// A campaign as core saw it a moment ago, and how core's clock stood to ours.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    view: CampaignView,
+    view: View,
     /// When it was asked for: it cannot be older than that.
     asked_at: Timestamp,
     /// When what is left was asked for, which answers to claims say, too.
@@ -49,7 +46,7 @@ pub struct Snapshot {
 impl Snapshot {
     /// `view` as asked for at `asked_at` and received at `received_at`, both by our clock. `chance`, from 0 to 1, says
     /// when the next one is due.
-    pub fn new(view: CampaignView, asked_at: Timestamp, received_at: Timestamp, chance: f64) -> Self {
+    pub fn new(view: View, asked_at: Timestamp, received_at: Timestamp, chance: f64) -> Self {
         // Core read its clock at some time between the two: halfway is off by half at most.
         let half_ms = (received_at.as_ms() - asked_at.as_ms()).max(0) / 2;
         Self {
@@ -63,7 +60,7 @@ impl Snapshot {
     }
 
     /// What core said, as it said it.
-    pub fn view(&self) -> &CampaignView {
+    pub fn view(&self) -> &View {
         &self.view
     }
 
@@ -86,13 +83,16 @@ impl Snapshot {
     }
 
     /// The view with its clock moved on to `now`, and the state that goes with that.
-    pub fn view_at(&self, now: Timestamp) -> CampaignView {
+    pub fn view_at(&self, now: Timestamp) -> View {
         let server_time = self.server_time(now);
         let by_clock = || CampaignState::at(server_time, Switch::On, self.view.window, self.view.remaining);
-        CampaignView {
-            state: match self.view.state {
-                by_hand @ (CampaignState::Paused | CampaignState::Ended) => by_hand,
-                CampaignState::Scheduled | CampaignState::Open | CampaignState::SoldOut => by_clock(),
+        View {
+            state: match &self.view.state {
+                State::Known(CampaignState::Scheduled | CampaignState::Open | CampaignState::SoldOut) => {
+                    State::Known(by_clock())
+                }
+                by_hand @ State::Known(CampaignState::Paused | CampaignState::Ended) => by_hand.clone(),
+                other @ State::Other(_) => other.clone(),
             },
             server_time,
             ..self.view.clone()
@@ -104,7 +104,7 @@ impl Snapshot {
     }
 
     fn with_count(&self, remaining: Option<u32>, counted_at: Timestamp) -> Self {
-        Self { counted_at, view: CampaignView { remaining, ..self.view.clone() }, ..self.clone() }
+        Self { counted_at, view: View { remaining, ..self.view.clone() }, ..self.clone() }
     }
 }
 
@@ -112,13 +112,6 @@ impl Snapshot {
 fn due_after_ms(chance: f64) -> i64 {
     let (earliest, latest) = DUE_MS;
     earliest + ((latest - earliest) as f64 * chance.clamp(0.0, 1.0)) as i64
-}
-
-/// An `ETag` for everything in `view` but its clock, which is another one every time.
-pub fn etag(view: &CampaignView) -> Result<String, serde_json::Error> {
-    let timeless = CampaignView { server_time: view.window.starts_at(), ..view.clone() };
-    let digest = Sha256::digest(serde_json::to_vec(&timeless)?);
-    Ok(format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest[..16])))
 }
 
 /// What is remembered of one campaign.
@@ -152,6 +145,15 @@ pub fn hear(id: &CampaignId, heard: &Heard, asked_at: Timestamp) {
     CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.hear(id, heard, asked_at));
 }
 
+/// What core said when it was asked for a campaign.
+#[derive(Debug)]
+pub enum Asked {
+    /// How it stands.
+    Campaign(Rc<Snapshot>),
+    /// A problem, to be passed on as it is.
+    Refused(Answer),
+}
+
 /// The caller's turn to ask core for a campaign; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Refresh {
@@ -168,29 +170,24 @@ impl Refresh {
     }
 
     /// Asks core, and remembers what it says.
-    pub async fn run(self, origin: &Origin<'_>, request_id: &str) -> Result<Rc<Snapshot>, Problem> {
+    pub async fn run(self, origin: &Origin<'_>, request_id: &str) -> Result<Asked, Problem> {
         let asked_at = clock::now()?;
-        let call = origin::Call {
-            path: &format!("/internal/v1/campaigns/{}", self.id),
-            body: None,
-            user: "",
-            // The snapshot is for everybody: it is asked in nobody's name.
-            client_ip: "",
-            idempotency_key: "",
-            request_id,
-        };
-        let answer = call.send(origin).await?;
-        if answer.heard().code == Some(Code::CampaignNotFound) {
+        let path = format!("/internal/v1/campaigns/{}", self.id);
+        // The snapshot is for everybody: it is asked in nobody's name.
+        let answer = origin::Call::get(&path, request_id).send(origin).await?;
+        if answer.heard().is(Code::CampaignNotFound) {
             CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn_unknown(self.id.clone(), asked_at));
-            return Err(gate::campaign_not_found());
         }
-        let view: CampaignView = answer.read()?;
+        if answer.heard().refusal.is_some() {
+            return Ok(Asked::Refused(answer));
+        }
+        let view: View = answer.read()?;
         if view.id != self.id {
             return Err(origin::not_understood(&"it is about another campaign"));
         }
         let snapshot = Rc::new(Snapshot::new(view, asked_at, clock::now()?, Math::random()));
         CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn(Rc::clone(&snapshot)));
-        Ok(snapshot)
+        Ok(Asked::Campaign(snapshot))
     }
 }
 
@@ -291,7 +288,7 @@ impl Campaigns {
     /// Remembers what core's answer to a claim says: that the campaign is another by now, does not exist, or how much
     /// is left of it.
     pub fn hear(&mut self, id: &CampaignId, heard: &Heard, asked_at: Timestamp) {
-        if heard.code == Some(Code::CampaignNotFound) {
+        if heard.is(Code::CampaignNotFound) {
             self.learn_unknown(id.clone(), asked_at);
             return;
         }
@@ -333,31 +330,31 @@ impl Campaigns {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use claimgate_shared::{Limits, Window};
+    use claimgate_shared::Window;
 
     use super::*;
+    use crate::origin::Refusal;
+    use crate::view::Rest;
 
     pub(crate) fn at(ms: i64) -> Timestamp {
         Timestamp::from_ms(ms).unwrap()
     }
 
     /// Open from 10,000 to 20,000 by core's clock, seen at `server_ms`.
-    pub(crate) fn view(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> CampaignView {
-        CampaignView {
+    pub(crate) fn view(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> View {
+        View {
             id: "demo".parse().unwrap(),
-            name: "Demo".to_owned(),
-            state,
+            state: State::Known(state),
             window: Window::new(at(10_000), Some(at(20_000))).unwrap(),
-            time_zone: "UTC".to_owned(),
-            limits: Limits::default(),
             remaining,
             version: 3,
             server_time: at(server_ms),
+            rest: Rest::default(),
         }
     }
 
     fn named(id: &str, asked_ms: i64) -> Rc<Snapshot> {
-        let view = CampaignView { id: id.parse().unwrap(), ..view(CampaignState::Open, None, 15_000) };
+        let view = View { id: id.parse().unwrap(), ..view(CampaignState::Open, None, 15_000) };
         Rc::new(Snapshot::new(view, at(asked_ms), at(asked_ms), 0.0))
     }
 
@@ -385,24 +382,18 @@ pub(crate) mod tests {
     fn a_views_clock_moves_on_and_its_state_with_it() {
         let snapshot =
             Snapshot::new(view(CampaignState::Scheduled, Some(5), 9_500), at(1_000), at(1_000), 0.0);
-        assert_eq!(snapshot.view_at(at(1_499)).state, CampaignState::Scheduled);
+        assert_eq!(snapshot.view_at(at(1_499)).state, State::Known(CampaignState::Scheduled));
         let opened = snapshot.view_at(at(1_500));
-        assert_eq!((opened.state, opened.server_time), (CampaignState::Open, at(10_000)));
-        let paused = Snapshot::new(view(CampaignState::Paused, Some(5), 9_500), at(1_000), at(1_000), 0.0);
-        assert_eq!(paused.view_at(at(1_500)).state, CampaignState::Paused);
-    }
-
-    #[test]
-    fn the_etag_knows_everything_but_the_clock() {
-        let earlier = view(CampaignState::Open, Some(5), 11_000);
-        let later = view(CampaignState::Open, Some(5), 12_000);
-        assert_eq!(etag(&earlier).unwrap(), etag(&later).unwrap());
-        let fewer = view(CampaignState::Open, Some(4), 12_000);
-        assert_ne!(etag(&earlier).unwrap(), etag(&fewer).unwrap());
+        assert_eq!((opened.state, opened.server_time), (State::Known(CampaignState::Open), at(10_000)));
+        for stays in [State::Known(CampaignState::Paused), State::Other("lottery".to_owned())] {
+            let view = View { state: stays.clone(), ..view(CampaignState::Open, Some(5), 9_500) };
+            let snapshot = Snapshot::new(view, at(1_000), at(1_000), 0.0);
+            assert_eq!(snapshot.view_at(at(1_500)).state, stays);
+        }
     }
 
     fn seen(version: u64, remaining: u32, asked_ms: i64) -> Rc<Snapshot> {
-        let view = CampaignView { version, ..view(CampaignState::Open, Some(remaining), 15_000) };
+        let view = View { version, ..view(CampaignState::Open, Some(remaining), 15_000) };
         Rc::new(Snapshot::new(view, at(asked_ms), at(asked_ms), 0.0))
     }
 
@@ -418,7 +409,7 @@ pub(crate) mod tests {
     }
 
     fn denied(code: Code, version: u64, remaining: u32) -> Heard {
-        Heard { code: Some(code), ..granted(version, remaining) }
+        Heard { refusal: Some(Refusal::Known(code)), ..granted(version, remaining) }
     }
 
     #[test]
@@ -502,7 +493,7 @@ pub(crate) mod tests {
         assert!(matches!(campaigns.recall(&id("demo"), at(2_001)), Memory::Nothing));
         campaigns.learn(named("demo", 1_500));
         assert!(recalled(&campaigns, 1_600).is_some());
-        let gone = Heard { code: Some(Code::CampaignNotFound), ..Heard::default() };
+        let gone = Heard { refusal: Some(Refusal::Known(Code::CampaignNotFound)), ..Heard::default() };
         campaigns.hear(&id("demo"), &gone, at(1_700));
         assert!(matches!(campaigns.recall(&id("demo"), at(1_800)), Memory::Unknown));
     }

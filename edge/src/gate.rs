@@ -7,12 +7,13 @@ use claimgate_shared::claim::AskedQuantity;
 use claimgate_shared::problem::parse_json;
 use claimgate_shared::window::Position;
 use claimgate_shared::{
-    CampaignId, CampaignState, ClaimId, ClaimRequest, Code, Denial, IdempotencyKey, Problem, Quantity,
-    Timestamp, UserId,
+    Attempt, CampaignId, CampaignState, ClaimId, ClaimRequest, Code, Denial, IdempotencyKey, Problem,
+    Quantity, Timestamp, UserId,
 };
 use serde::Deserialize;
 
 use crate::campaigns::{Memory, Snapshot};
+use crate::view::State;
 
 /// The longest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
@@ -69,7 +70,7 @@ pub fn campaign_not_found() -> Problem {
 pub struct ClaimHead {
     campaign: CampaignId,
     key: Option<IdempotencyKey>,
-    is_first_try: bool,
+    attempt: Attempt,
 }
 
 impl ClaimHead {
@@ -80,7 +81,8 @@ impl ClaimHead {
             key.map(str::parse).transpose().map_err(|why| Problem::invalid("Idempotency-Key", why))?;
         Ok(Self {
             campaign: campaign_id(campaign)?,
-            is_first_try: key.is_none() || attempt == Some("1"),
+            // To a claim without one the edge gives a key that nobody has had before.
+            attempt: if key.is_none() { Attempt::First } else { Attempt::of_header(attempt) },
             key,
         })
     }
@@ -90,10 +92,15 @@ impl ClaimHead {
         &self.campaign
     }
 
+    /// Whether this can be a retry.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
     /// Refuses what core would refuse for certain, by what is remembered of the campaign. A retry may meet a claim that
     /// was granted, and only core knows.
     pub fn check_known(&self, memory: &Memory, now: Timestamp) -> Result<(), Problem> {
-        if !self.is_first_try {
+        if self.attempt == Attempt::Unknown {
             return Ok(());
         }
         match memory {
@@ -120,9 +127,11 @@ impl ClaimHead {
 /// The denial that core's rules are sure to give at `now`: by hand first, then the window, then the stock.
 fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
     let view = snapshot.view();
+    // What holds in a state that is not known here only core can tell.
+    let State::Known(state) = view.state else { return None };
     let position = snapshot.position(now);
     let ends_at = view.window.ends_at();
-    match (view.state, position) {
+    match (state, position) {
         (CampaignState::Paused, _) => Some(Denial::Paused),
         (_, Some(Position::After)) => Some(Denial::Ended { ends_at }),
         (CampaignState::Ended, _) => Some(Denial::Ended { ends_at: None }),
@@ -193,6 +202,7 @@ mod tests {
 
     use super::*;
     use crate::campaigns::tests::{at, view};
+    use crate::view::View;
 
     fn known(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Memory {
         let view = view(state, remaining, server_ms);
@@ -210,17 +220,17 @@ mod tests {
 
     #[test]
     fn only_what_cannot_be_a_retry_is_a_first_try() {
-        for (key, attempt, is_first_try) in [
-            (None, None, true),
-            (None, Some("2"), true),
-            (Some("k-1"), Some("1"), true),
-            (Some("k-1"), None, false),
-            (Some("k-1"), Some("2"), false),
-            (Some("k-1"), Some("1, 1"), false),
-            (Some("k-1"), Some("01"), false),
+        for (key, mark, attempt) in [
+            (None, None, Attempt::First),
+            (None, Some("2"), Attempt::First),
+            (Some("k-1"), Some("1"), Attempt::First),
+            (Some("k-1"), None, Attempt::Unknown),
+            (Some("k-1"), Some("2"), Attempt::Unknown),
+            (Some("k-1"), Some("1, 1"), Attempt::Unknown),
+            (Some("k-1"), Some("01"), Attempt::Unknown),
         ] {
-            let head = ClaimHead::parse("demo", key, attempt).unwrap();
-            assert_eq!(head.is_first_try, is_first_try, "{key:?} {attempt:?}");
+            let head = ClaimHead::parse("demo", key, mark).unwrap();
+            assert_eq!(head.attempt(), attempt, "{key:?} {mark:?}");
         }
     }
 
@@ -257,6 +267,18 @@ mod tests {
         }
         assert_eq!(refusal(&Memory::Unknown, 1_500), Some(Code::CampaignNotFound));
         assert_eq!(refusal(&Memory::Nothing, 1_500), None);
+    }
+
+    #[test]
+    fn nothing_follows_from_a_state_that_is_not_known() {
+        for server_ms in [5_000, 15_000, 25_000] {
+            let view = View {
+                state: State::Other("lottery".to_owned()),
+                ..view(CampaignState::Open, Some(0), server_ms)
+            };
+            let known = Memory::Snapshot(Rc::new(Snapshot::new(view, at(1_000), at(1_000), 0.0)));
+            assert_eq!(refusal(&known, 1_500), None, "{server_ms}");
+        }
     }
 
     #[test]

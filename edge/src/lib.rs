@@ -18,6 +18,7 @@ pub mod rates;
 pub mod reply;
 pub mod request_id;
 pub mod routes;
+pub mod view;
 
 use std::cell::OnceCell;
 use std::rc::Rc;

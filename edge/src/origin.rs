@@ -3,12 +3,13 @@
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
 
+use claimgate_shared::problem::{PROBLEM_JSON, object};
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
 };
-use claimgate_shared::{Code, Problem};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use claimgate_shared::{Attempt, Code, Problem};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 use wasm_bindgen::{JsCast as _, JsValue, intern};
 use web_sys::{AbortSignal, Headers, Request, RequestInit, RequestRedirect, Response, WorkerGlobalScope};
 use worker::Env;
@@ -22,9 +23,6 @@ use crate::reply::{REQUEST_ID_HEADER, Reply};
 
 /// Within this a call has its answer, the retry included.
 const CALL_MS_MAX: i64 = 2_000;
-/// The second is for an answer lost on the way. A core that is merely slow is waited for: asking it twice would
-/// make it slower.
-const TRIES_MAX: u32 = 2;
 /// With less than this left, a second try could only add load.
 const TRY_MS_MIN: i64 = 100;
 
@@ -63,7 +61,7 @@ impl<'a> Origin<'a> {
 }
 
 /// A call to core's internal API.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
     /// Path on core; none of them has a query.
     pub path: &'a str,
@@ -75,6 +73,8 @@ pub struct Call<'a> {
     pub client_ip: &'a str,
     /// The claim's idempotency key; empty where there is none.
     pub idempotency_key: &'a str,
+    /// Which try of a claim this is, as the client says it.
+    pub attempt: Attempt,
     /// The request's id.
     pub request_id: &'a str,
 }
@@ -99,17 +99,25 @@ enum Failure {
     Distrusted(Code),
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// A `GET` in nobody's name, to be filled in.
+    pub fn get(path: &'a str, request_id: &'a str) -> Self {
+        let (user, client_ip, idempotency_key) = ("", "", "");
+        Self { path, body: None, user, client_ip, idempotency_key, attempt: Attempt::Unknown, request_id }
+    }
+
     /// Core's answer, or `unavailable` when there is none in time: then the outcome is unknown.
     pub async fn send(&self, origin: &Origin<'_>) -> Result<Answer, Problem> {
         let began_at = clock::now()?;
-        for _ in 0..TRIES_MAX {
+        // The second try is for an answer lost on the way, whatever it was: it may have been a grant. A core that is merely
+        // slow is waited for: asking it twice would make it slower.
+        for attempt in [self.attempt, Attempt::Unknown] {
             let now = clock::now()?;
             let left_ms = CALL_MS_MAX - age_ms(began_at, now).min(CALL_MS_MAX);
             if left_ms < TRY_MS_MIN || !BREAKER.with_borrow_mut(|breaker| breaker.lets_through(now)) {
                 break;
             }
-            match self.try_once(origin, left_ms).await {
+            match (Self { attempt, ..*self }).try_once(origin, left_ms).await {
                 Ok(answer) => {
                     BREAKER.with_borrow_mut(Breaker::succeeded);
                     return Ok(answer);
@@ -170,11 +178,15 @@ impl Call<'_> {
             user: self.user,
             client_ip: self.client_ip,
             idempotency_key: self.idempotency_key,
+            attempt: self.attempt,
         };
         let headers = Headers::new()?;
         let set = |name: &str, value: &str| headers.set(intern(name), value);
         if !content_type.is_empty() {
             set("content-type", content_type)?;
+        }
+        if self.attempt == Attempt::First {
+            set(Attempt::HEADER, Attempt::FIRST)?;
         }
         set(REQUEST_ID_HEADER, self.request_id)?;
         set(KEY_HEADER, &config.edge_key.kid)?;
@@ -202,23 +214,68 @@ async fn bytes(response: &Response) -> Result<Vec<u8>, JsValue> {
     Ok(Uint8Array::new(&buffer).to_vec())
 }
 
-/// What the edge itself reads in an answer; the rest passes on unread.
+/// What the edge itself reads in an answer; the rest passes on unread. Core may be newer: what it says otherwise than the
+/// edge expects it is as if it had not said it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Heard {
     /// What went wrong, if anything.
-    pub code: Option<Code>,
+    #[serde(rename = "code")]
+    pub refusal: Option<Refusal>,
     /// The campaign's version.
+    #[serde(default, deserialize_with = "if_understood")]
     pub version: Option<u64>,
     /// What is left: of the campaign, and in a denial of the limit that refused.
+    #[serde(default, deserialize_with = "if_understood")]
     pub remaining: Option<u32>,
 }
 
+/// What went wrong, in core's word for it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+pub enum Refusal {
+    /// A code whose meaning the edge knows.
+    Known(Code),
+    /// One that core has learnt since: it is for whoever asked.
+    Other(String),
+}
+
+fn if_understood<'de, T: Deserialize<'de>, D: Deserializer<'de>>(member: D) -> Result<Option<T>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Member<T> {
+        Understood(T),
+        Not(IgnoredAny),
+    }
+    Member::deserialize(member).map(|member| match member {
+        Member::Understood(value) => Some(value),
+        Member::Not(_) => None,
+    })
+}
+
 impl Heard {
+    /// What core's JSON object says.
+    fn of(body: &[u8]) -> Result<Self, serde_json::Error> {
+        #[derive(Deserialize)]
+        struct Body(#[serde(deserialize_with = "object")] Heard);
+
+        let Body(heard) = serde_json::from_slice(body)?;
+        Ok(match heard.refusal {
+            // What its members mean is as new as its code.
+            Some(Refusal::Other(_)) => Self { refusal: heard.refusal, ..Self::default() },
+            Some(Refusal::Known(_)) | None => heard,
+        })
+    }
+
+    /// Whether core has refused with `code`.
+    pub fn is(&self, code: Code) -> bool {
+        self.refusal == Some(Refusal::Known(code))
+    }
+
     /// Units left of the campaign. Of the denials only "sold out, none left" says that, and to everybody.
     pub fn left(&self) -> Option<u32> {
-        match self.code {
+        match self.refusal {
             None => self.remaining,
-            Some(Code::SoldOut) => self.remaining.filter(|remaining| *remaining == 0),
+            Some(Refusal::Known(Code::SoldOut)) => self.remaining.filter(|remaining| *remaining == 0),
             Some(_) => None,
         }
     }
@@ -227,13 +284,15 @@ impl Heard {
 impl Answer {
     /// Core's own answer, as told from half of one, and from one of something in between.
     fn new(status: u16, body: Vec<u8>, header: impl Fn(&str) -> Option<String>) -> Result<Self, Failure> {
-        let is_success = (200..300).contains(&status);
-        let heard: Heard = serde_json::from_slice(&body)
+        let heard = Heard::of(&body)
             .map_err(|error| Failure::Lost(format!("{status} with a broken body: {error}")))?;
-        match heard.code {
-            None if is_success => {}
-            Some(code @ (Code::Unauthenticated | Code::Forbidden)) => return Err(Failure::Distrusted(code)),
-            Some(_) if !is_success => {}
+        let is_problem = || header("content-type").is_some_and(|kind| kind.starts_with(PROBLEM_JSON));
+        match heard.refusal {
+            None if (200..300).contains(&status) => {}
+            Some(Refusal::Known(code @ (Code::Unauthenticated | Code::Forbidden))) => {
+                return Err(Failure::Distrusted(code));
+            }
+            Some(_) if (400..600).contains(&status) && is_problem() => {}
             _ => return Err(Failure::Lost(format!("{status} that is no answer of core's"))),
         }
         Ok(Self {
@@ -250,23 +309,14 @@ impl Answer {
         &self.heard
     }
 
-    /// What core said, or the problem that it had.
+    /// What core said.
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Problem> {
-        if self.heard.code.is_none() {
-            return self.parse();
-        }
-        let problem: Problem = self.parse()?;
-        let retry_after_s = self.retry_after.as_deref().and_then(|seconds| seconds.parse().ok());
-        Err(Problem { retry_after_s, ..problem })
-    }
-
-    fn parse<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         serde_json::from_slice(&self.body).map_err(|error| not_understood(&error))
     }
 
     /// The same answer for the browser, the request's id in it being the one that was sent to core.
     pub fn into_reply(self) -> Reply {
-        let content_type = if self.status < 400 { JSON } else { claimgate_shared::problem::PROBLEM_JSON };
+        let content_type = if self.heard.refusal.is_none() { JSON } else { PROBLEM_JSON };
         let mut reply = Reply::empty(self.status).with_body(content_type, self.body);
         if let Some(seconds) = self.retry_after {
             reply = reply.with("retry-after", seconds);
@@ -282,8 +332,13 @@ impl Answer {
 mod tests {
     use super::*;
 
+    fn typed(content_type: &str, status: u16, body: &str) -> Result<Answer, Failure> {
+        let header = |name: &str| (name == "content-type").then(|| content_type.to_owned());
+        Answer::new(status, body.as_bytes().to_vec(), header)
+    }
+
     fn answer(status: u16, body: &str) -> Result<Answer, Failure> {
-        Answer::new(status, body.as_bytes().to_vec(), |_| None)
+        typed(if status < 400 { JSON } else { PROBLEM_JSON }, status, body)
     }
 
     fn problem(code: Code) -> String {
@@ -308,9 +363,38 @@ mod tests {
             (302, ""),
             (502, "<html>Bad gateway</html>"),
             (503, "{}"),
-            (404, r#"{"code":"of something else","detail":""}"#),
+            (200, "[]"),
+            (409, r#"["sold_out",3,0]"#),
+            (409, r#"{"code":7}"#),
+            (302, r#"{"code":"moved"}"#),
+            (200, r#"{"code":"sold_out"}"#),
         ] {
             assert!(matches!(answer(status, body), Err(Failure::Lost(_))), "{status} {body}");
+        }
+        let proxys = typed(JSON, 502, r#"{"code":"bad_gateway"}"#);
+        assert!(matches!(proxys, Err(Failure::Lost(_))), "{proxys:?}");
+    }
+
+    #[test]
+    fn nothing_is_heard_in_a_refusal_whose_code_is_not_known() {
+        for status in [400, 409, 451, 500, 503] {
+            let body = r#"{"code":"of tomorrow","version":9,"remaining":0}"#;
+            let heard = answer(status, body).unwrap().heard;
+            let refusal = Some(Refusal::Other("of tomorrow".to_owned()));
+            assert_eq!(heard, Heard { refusal, ..Heard::default() }, "{status}");
+            assert_eq!(heard.left(), None);
+        }
+    }
+
+    #[test]
+    fn members_that_are_not_understood_are_not_heard() {
+        for members in
+            [r#""version":"2.1","remaining":-1"#, r#""version":{"a":[]},"remaining":null"#, r#""x":1"#]
+        {
+            let granted = answer(201, &format!(r#"{{"claim":{{}},{members}}}"#)).unwrap();
+            assert_eq!(*granted.heard(), Heard::default(), "{members}");
+            let refused = answer(409, &format!(r#"{{"code":"sold_out",{members}}}"#)).unwrap();
+            assert!(refused.heard().is(Code::SoldOut) && refused.heard().left().is_none(), "{members}");
         }
     }
 

@@ -104,6 +104,27 @@ impl ClaimRequest {
     }
 }
 
+/// Which try of a claim a request is, as its caller vouches for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attempt {
+    /// The first: the claim has never been sent before, so nobody can have won it.
+    First,
+    /// It may be a retry, and its user a winner. Only Redis can tell.
+    Unknown,
+}
+
+impl Attempt {
+    /// The request header that marks a first try.
+    pub const HEADER: &str = "claimgate-attempt";
+    /// That header's value on a first try.
+    pub const FIRST: &str = "1";
+
+    /// As the header's one value says it; every other one, or none, says nothing.
+    pub fn of_header(value: Option<&str>) -> Self {
+        if value == Some(Self::FIRST) { Self::First } else { Self::Unknown }
+    }
+}
+
 /// Where a claim stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

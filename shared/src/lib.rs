@@ -14,7 +14,7 @@ pub mod user_token;
 pub mod window;
 
 pub use campaign::{CampaignState, CampaignView, Limits};
-pub use claim::{Claim, ClaimReply, ClaimRequest, ClaimStatus, Outcome, Quantity};
+pub use claim::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Outcome, Quantity};
 pub use denial::Denial;
 pub use ids::{CampaignId, ClaimId, IdempotencyKey, UserId};
 pub use problem::{Code, Problem};

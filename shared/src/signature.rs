@@ -2,7 +2,8 @@
 //!
 //! Test vector, computed apart from this code (see the test `the_vector_holds`): key = the bytes 0x00 … 0x1f,
 //! kid `k1`, timestamp `1700000000000`, `POST /internal/v1/claims`, `application/json`, body `{}`, user `alice`,
-//! client `192.0.2.1`, idempotency key `key-1` → `lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk`.
+//! client `192.0.2.1`, idempotency key `key-1` → `lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk`; the same marked
+//! `Claimgate-Attempt: 1`, whose value is then one more field → `48eN84Qk4129Fd4I9UPaaI0o1hm5cjwLl1OK1uAg0e0`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +13,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::{Digest as _, Sha256};
 
-use crate::Timestamp;
+use crate::{Attempt, Timestamp};
 
 /// Id of the key that signed.
 pub const KEY_HEADER: &str = "x-claimgate-key";
@@ -128,13 +129,15 @@ pub struct SignedParts<'a> {
     pub client_ip: &'a str,
     /// The claim's idempotency key; empty where there is none.
     pub idempotency_key: &'a str,
+    /// Whether the request is marked as a claim's first try. The mark is signed, the lack of one is not.
+    pub attempt: Attempt,
 }
 
 impl SignedParts<'_> {
     fn mac(&self, key: &SecretKey, kid: &str, timestamp: &str) -> Hmac<Sha256> {
         let body_hash = Sha256::digest(self.body);
         let mut mac = key.hmac();
-        for field in [
+        let fields = [
             VERSION.as_bytes(),
             kid.as_bytes(),
             timestamp.as_bytes(),
@@ -145,7 +148,9 @@ impl SignedParts<'_> {
             self.user.as_bytes(),
             self.client_ip.as_bytes(),
             self.idempotency_key.as_bytes(),
-        ] {
+        ];
+        let mark = (self.attempt == Attempt::First).then_some(Attempt::FIRST.as_bytes());
+        for field in fields.into_iter().chain(mark) {
             crate::feed_field(|bytes| mac.update(bytes), field);
         }
         mac
@@ -157,8 +162,9 @@ impl SignedParts<'_> {
         URL_SAFE_NO_PAD.encode(self.mac(&key.key, &key.kid, &timestamp).finalize().into_bytes())
     }
 
-    /// Whether one of `keys` signed this within 30 s of `now`. Compared in constant time; why it does not hold is
-    /// for the caller's log, never for the client.
+    /// Whether one of `keys` signed this within 30 s of `now`, and which attempt it vouches for: a mark that the
+    /// signature does not cover counts for nothing. Compared in constant time; why it does not hold is for the caller's
+    /// log, never for the client.
     pub fn verify(
         &self,
         keys: &[NamedKey],
@@ -166,7 +172,7 @@ impl SignedParts<'_> {
         timestamp: &str,
         signature: &str,
         now: Timestamp,
-    ) -> Result<(), SignatureError> {
+    ) -> Result<Attempt, SignatureError> {
         let key = keys.iter().find(|key| key.kid == kid).ok_or(SignatureError::UnknownKey)?;
         // The signed text is what was sent; only its one canonical spelling is a timestamp.
         let signed_at: i64 = timestamp.parse().map_err(|_| SignatureError::Malformed)?;
@@ -174,7 +180,16 @@ impl SignedParts<'_> {
             return Err(SignatureError::OutsideWindow);
         }
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| SignatureError::Malformed)?;
-        self.mac(&key.key, kid, timestamp).verify_slice(&signature).map_err(|_| SignatureError::Mismatch)
+        let covers = |parts: &Self| parts.mac(&key.key, kid, timestamp).verify_slice(&signature).is_ok();
+        if covers(self) {
+            return Ok(self.attempt);
+        }
+        // Without its mark a request means less, so that is taken, too.
+        let unmarked = Self { attempt: Attempt::Unknown, ..*self };
+        if self.attempt == Attempt::First && covers(&unmarked) {
+            return Ok(Attempt::Unknown);
+        }
+        Err(SignatureError::Mismatch)
     }
 }
 
@@ -216,20 +231,39 @@ mod tests {
             user: "alice",
             client_ip: "192.0.2.1",
             idempotency_key: "key-1",
+            attempt: Attempt::Unknown,
         }
+    }
+
+    fn marked() -> SignedParts<'static> {
+        SignedParts { attempt: Attempt::First, ..parts() }
     }
 
     fn at(ms: i64) -> Timestamp {
         Timestamp::from_ms(ms).unwrap()
     }
 
-    fn verify(parts: &SignedParts<'_>, signature: &str, now_ms: i64) -> Result<(), SignatureError> {
+    fn verify(parts: &SignedParts<'_>, signature: &str, now_ms: i64) -> Result<Attempt, SignatureError> {
         parts.verify(&[key()], "k1", &SIGNED_AT.to_string(), signature, at(now_ms))
     }
 
     #[test]
     fn the_vector_holds() {
         assert_eq!(parts().sign(&key(), at(SIGNED_AT)), "lBSki68EzMKottqDKCKzFOU_MjBLjDpjctYnGxcispk");
+        assert_eq!(marked().sign(&key(), at(SIGNED_AT)), "48eN84Qk4129Fd4I9UPaaI0o1hm5cjwLl1OK1uAg0e0");
+    }
+
+    #[test]
+    fn a_mark_counts_only_when_it_is_signed() {
+        let [plain, mark] = [parts(), marked()].map(|parts| parts.sign(&key(), at(SIGNED_AT)));
+        assert_eq!(verify(&parts(), &plain, SIGNED_AT), Ok(Attempt::Unknown));
+        assert_eq!(verify(&marked(), &mark, SIGNED_AT), Ok(Attempt::First));
+        assert_eq!(verify(&marked(), &plain, SIGNED_AT), Ok(Attempt::Unknown), "added on the way");
+        assert_eq!(
+            verify(&parts(), &mark, SIGNED_AT),
+            Err(SignatureError::Mismatch),
+            "taken away on the way"
+        );
     }
 
     #[test]
@@ -242,7 +276,6 @@ mod tests {
 
     #[test]
     fn every_part_is_signed() {
-        let signature = parts().sign(&key(), at(SIGNED_AT));
         let changed = [
             SignedParts { method: "GET", ..parts() },
             SignedParts { path_and_query: "/internal/v1/claims?x", ..parts() },
@@ -252,8 +285,11 @@ mod tests {
             SignedParts { client_ip: "192.0.2.2", ..parts() },
             SignedParts { idempotency_key: "key-2", ..parts() },
         ];
-        for parts in changed {
-            assert_eq!(verify(&parts, &signature, SIGNED_AT), Err(SignatureError::Mismatch), "{parts:?}");
+        for attempt in [Attempt::First, Attempt::Unknown] {
+            let signature = SignedParts { attempt, ..parts() }.sign(&key(), at(SIGNED_AT));
+            for parts in changed.map(|parts| SignedParts { attempt, ..parts }) {
+                assert_eq!(verify(&parts, &signature, SIGNED_AT), Err(SignatureError::Mismatch), "{parts:?}");
+            }
         }
     }
 

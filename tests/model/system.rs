@@ -7,13 +7,13 @@ use std::time::Duration;
 use claimgate_core::archive::{Archive, Change, Changed, ClaimCursor, ClaimRow, sqlite_url};
 use claimgate_core::campaign::{Campaign, NewCampaign};
 use claimgate_core::campaigns::Known;
-use claimgate_core::gate::Gate;
+use claimgate_core::gate::{Decision, Gate, GateError};
 use claimgate_core::ledger::scripts::Counters;
 use claimgate_core::ledger::{Ledger, Settlement as CoreSettlement};
 use claimgate_core::outbox::Drain;
 use claimgate_core::recovery::{Recovered, Recovery};
 use claimgate_shared::campaign::Switch as CoreSwitch;
-use claimgate_shared::{ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
+use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
 use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
 use serde_json::json;
@@ -66,6 +66,12 @@ impl Core {
             known,
         }
     }
+
+    /// Claims. All as first tries, whatever they are: so they are refused from memory wherever that is possible, and what one
+    /// core alone remembers is to be right for retries, too.
+    async fn claim(&self, request: &ClaimRequest) -> Result<Decision, GateError> {
+        self.gate.claim(&self.known, request, Attempt::First).await
+    }
 }
 
 impl System {
@@ -86,7 +92,7 @@ impl System {
     /// Claims together; `Err` when any was not decided.
     pub async fn claims(&self, asks: &[Ask]) -> Result<Vec<Answer>, String> {
         let requests: Vec<_> = asks.iter().map(request).collect();
-        let decisions = requests.iter().map(|request| self.core.gate.claim(&self.core.known, request));
+        let decisions = requests.iter().map(|request| self.core.claim(request));
         let decisions = join_all(decisions).await.into_iter();
         decisions.map(|decision| decision.as_ref().map(words::answer).map_err(ToString::to_string)).collect()
     }
@@ -94,7 +100,7 @@ impl System {
     /// Claims together, with Redis killed after `yields`; it is back afterwards.
     pub async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<Vec<Answer>, String> {
         let requests: Vec<_> = asks.iter().map(request).collect();
-        let decisions = requests.iter().map(|request| self.core.gate.claim(&self.core.known, request));
+        let decisions = requests.iter().map(|request| self.core.claim(request));
         let process = self.redis.process();
         let killed = async {
             for _ in 0..yields {

@@ -7,6 +7,7 @@ use std::process::{Output, Stdio};
 use serde_json::{Value, json};
 use support::process::{command, free_address};
 use support::signing::claim_id;
+use support::stand_in::{Canned, StandIn};
 use support::{Core, CoreOptions, binary};
 
 /// What a command said, and how it ended.
@@ -327,4 +328,39 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
     let again = core.restart().await;
     assert_eq!(names.map(|name| again.data_file(name)), secrets, "made once");
     again.claim("demo", "alice", "k").await.expect(200);
+}
+
+/// Only a core of a later release says such words, so a server of the test's own speaks in its place.
+#[tokio::test]
+async fn what_a_newer_core_says_is_told_as_it_says_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let core = StandIn::start();
+    let address = core.listen.to_string();
+    let environment = [
+        ("CLAIMGATE_LISTEN", address.as_str()),
+        ("CLAIMGATE_ADMIN_LISTEN", address.as_str()),
+        ("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length"),
+        ("CLAIMGATE_DATA_DIR", folder.path().to_str().unwrap()),
+    ];
+    let claim = async |more: &[&str]| {
+        let words = [&["claim", "demo", "--user", "alice", "--key", "k"], more].concat();
+        run(&words, &environment, folder.path()).await
+    };
+    for (http, status) in [(409, 1), (403, 1), (400, 2), (503, 3)] {
+        let problem = json!({"title": "Of tomorrow", "status": http, "detail": "not today", "code": "weekly_limit",
+            "limit": "per_week", "remaining": "three", "claim": {"status": "parked"}, "instance": "r-1"});
+        core.answers("POST /internal/v1/claims", Canned::problem(http, &problem));
+        claim(&[]).await.ended(status).one_line("Of tomorrow (weekly_limit): not today");
+        assert_eq!(claim(&["--json"]).await.ended(status).json(), problem);
+    }
+    let stands = json!({"claim": {"id": "demo.alice.x", "quantity": 1, "status": "shipped", "sequence": 4,
+        "claimed_at": "2026-01-01T00:00:00.000Z", "parcel": {"of": 2}}, "remaining": 3, "receipt": null});
+    core.answers("POST /internal/v1/claims", Canned::json(201, &stands));
+    let told = claim(&[]).await.ended(0);
+    assert!(told.out.contains("shipped"), "{told:?}");
+    let campaign = json!({"id": "demo", "name": "Demo", "state": "lottery", "starts_at": "2026-01-01T00:00:00.000Z",
+        "limits": {"total": 0, "per_week": 2}, "version": 3, "more": [1]});
+    core.answers("GET /admin/v1/campaigns/demo", Canned::json(200, &campaign));
+    let told = run(&["campaign", "show", "demo"], &environment, folder.path()).await.ended(0);
+    assert!(told.out.contains("lottery"), "{told:?}");
 }

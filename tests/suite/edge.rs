@@ -390,6 +390,55 @@ fn who_asks_too_often_has_to_wait() {
     });
 }
 
+#[test]
+fn a_flood_of_bad_tokens_is_counted_before_anybody_looks_at_a_token() {
+    run(async {
+        let world = strict_world().await;
+        world.core.create("flood", json!({})).await;
+        let forged = format!("{}A", world.token("victim"));
+        let claim = |token: &str, address: String| {
+            let request = world.request("POST", "/v1/campaigns/flood/claims").json(&json!({}));
+            world.send(request.bearer_auth(token).header("CF-Connecting-IP", address))
+        };
+        let look_up = |token: &str, address: &str| {
+            let request = world.request("GET", "/v1/claims/flood.victim.AAAAAAAAAAAAAAAAAAAAAA");
+            world.send(request.bearer_auth(token).header("CF-Connecting-IP", address))
+        };
+        let flood = "203.0.113.1";
+        let (count, refused) = until_refused(|_| claim(&forged, flood.into())).await;
+        assert!((60..=120).contains(&count), "claims: {count}");
+        let _ = refused.refused(429, "rate_limited");
+        // Good or bad, no token is looked at any more.
+        let _ = claim(&world.token("neighbour"), flood.into()).await.refused(429, "rate_limited");
+        let (count, refused) = until_refused(|_| look_up(&forged, flood)).await;
+        assert!((60..=120).contains(&count), "look-ups: {count}");
+        let _ = refused.refused(429, "rate_limited");
+        // Whoever is named in a bad token is not counted for it, and who is elsewhere is not hurt.
+        for n in 0..45 {
+            let _ = claim(&forged, format!("2001:db8:f100:{n:x}::1")).await.refused(401, "unauthenticated");
+        }
+        let _ = claim(&world.token("victim"), "203.0.113.2".into()).await.expect(201);
+    });
+}
+
+#[test]
+fn a_refusal_from_memory_is_not_counted() {
+    run(async {
+        let world = strict_world().await;
+        world.core.create("free", json!({"total": 1})).await;
+        let _ = world.claim("free", "winner", "k").await.expect(201);
+        world.until_seen("free", "sold_out").await;
+        let mut refused = 0;
+        for n in 0..400 {
+            let request = world.first_try_request("free", &format!("u{n}"), "k");
+            let reply = world.send(request.header("CF-Connecting-IP", "203.0.113.3")).await;
+            let _ = reply.clone().refused(409, "sold_out");
+            refused += usize::from(claims_passed_on(&world, &reply).is_empty());
+        }
+        assert!(refused > 240, "{refused} of 400 were refused from memory: too few to tell");
+    });
+}
+
 // -------------------------------------------------------------------------------------------------------------- faults
 
 #[test]
@@ -407,6 +456,32 @@ fn a_lost_answer_is_asked_for_again_and_is_one_claim() {
         let known = world.claim("lost", "bob", "k1").await.expect(200);
         assert_eq!(known.json()["claim"]["sequence"], 2);
         assert_eq!(world.core.register().await.until("lost", 2).await.len(), 2);
+    });
+}
+
+/// Core may answer a first try from its memory, which a retry of the edge's own must not meet: the first asking may have won.
+#[test]
+fn the_mark_of_a_first_try_goes_on_to_core_once() {
+    run(async {
+        let world = strict_world().await;
+        world.core.create("marked", json!({"total": 9})).await;
+        let marks = |reply: &Reply| -> Vec<bool> {
+            let said = claims_passed_on(&world, reply).into_iter();
+            said.map(|text| text.to_lowercase().contains("\r\nclaimgate-attempt: 1\r\n")).collect()
+        };
+        let first_try = world.first_try("marked", "alice", "k").await.expect(201);
+        assert_eq!(marks(&first_try), [true]);
+        let keyless = world.send(world.claim_request("marked", "bob")).await.expect(201);
+        assert_eq!(marks(&keyless), [true], "its key is the edge's own");
+        let unmarked = world.claim("marked", "alice", "k").await.expect(200);
+        assert_eq!(marks(&unmarked), [false]);
+        let retry = world.claim_request("marked", "alice").header("Idempotency-Key", "k");
+        let retry = world.send(retry.header("Claimgate-Attempt", "2")).await.expect(200);
+        assert_eq!(marks(&retry), [false]);
+        world.wire.lose_answers(1);
+        let lost = world.first_try("marked", "carol", "k").await;
+        assert!(matches!(lost.status, 200 | 201), "{}", lost.text());
+        assert_eq!(marks(&lost), [true, false], "it may have won");
     });
 }
 

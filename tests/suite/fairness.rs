@@ -10,7 +10,7 @@ use claimgate_core::campaigns::Known;
 use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::Ledger;
 use claimgate_core::recovery::Recovery;
-use claimgate_shared::{ClaimRequest, Outcome};
+use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
 use support::times::from_now;
 use support::wait::holds;
@@ -49,7 +49,7 @@ impl World {
     async fn wins(&self, known: &Arc<Known>, user: &str) {
         let body = claim_body(known.campaign().id.as_str(), user, "k", 1).to_string();
         let request = ClaimRequest::parse(body.as_bytes()).unwrap();
-        let decision = self.gate.claim(known, &request).await.unwrap();
+        let decision = self.gate.claim(known, &request, Attempt::First).await.unwrap();
         assert!(matches!(decision.outcome, Outcome::Granted(_)), "{user}: {decision:?}");
     }
 }

@@ -1,14 +1,16 @@
 //! Sold out, and known by heart: a crowd that comes too late costs Redis nothing, and nobody is told anything else for it.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_process::API_TOKEN;
 use support::postgres::Postgres;
+use support::signing::Signed;
 use support::times::from_now;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, SOON, eventually};
+use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
 
 /// As old as a refusal of core's may be.
 const HEARD_MAX: Duration = Duration::from_millis(100);
@@ -43,17 +45,22 @@ impl Pair {
 
     /// A crowd is refused by the second core until it no longer asks Redis.
     async fn until_known_from_memory(&self, campaign: &str, crowd: &str) {
-        let before = from_memory(&self.refusing).await;
-        eventually(SOON, || async {
-            for user in 0..20 {
-                let refused = self.refusing.claim(campaign, &format!("{crowd}-{user}"), "k").await;
-                refused.refused(409, "sold_out");
-            }
-            let now = from_memory(&self.refusing).await;
-            holds(now >= before + 20, || format!("{now} refused from memory, {before} before"))
-        })
-        .await;
+        until_known_from_memory(&self.refusing, campaign, crowd).await;
     }
+}
+
+/// First tries of a crowd are refused by `core` until it no longer asks Redis.
+async fn until_known_from_memory(core: &Core, campaign: &str, crowd: &str) {
+    let before = from_memory(core).await;
+    eventually(SOON, || async {
+        for user in 0..20 {
+            let refused = core.first_try(campaign, &format!("{crowd}-{user}"), "k").await;
+            refused.refused(409, "sold_out");
+        }
+        let now = from_memory(core).await;
+        holds(now >= before + 20, || format!("{now} refused from memory, {before} before"))
+    })
+    .await;
 }
 
 /// Claims that `core` has refused without asking Redis.
@@ -127,6 +134,77 @@ async fn a_hold_that_expires_is_there_for_the_taking() {
     .await;
     let first = pair.refusing.look_up(&first_claim(&pair).await).await.expect(200);
     assert_eq!(first.json()["claim"]["status"], "expired");
+}
+
+/// What a core knows by heart is a moment old: who has won at another core meanwhile, and asks again here, is not to hear
+/// it. Only a first try can be nobody's retry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_be_a_winner_of_another_core_is_not_refused_from_memory() {
+    let Some(pair) = Pair::start().await else { return };
+    pair.granting.create("retried", json!({"total": 5})).await;
+    let mut last = String::new();
+    for user in 0..5 {
+        let won = pair.granting.claim("retried", &format!("winner-{user}"), "k").await.expect(201);
+        won.json()["claim"]["id"].as_str().unwrap().clone_into(&mut last);
+    }
+    // Each round is over long before the second core asks Redis again; should one not be, the next one is.
+    for round in 0..20 {
+        pair.until_known_from_memory("retried", &format!("crowd-{round}")).await;
+        returned(&pair.granting, &last).await;
+        let user = format!("late-{round}");
+        let won = pair.granting.claim("retried", &user, "k").await.expect(201).json();
+        let again = pair.refusing.claim("retried", &user, "k").await.expect(200);
+        assert_eq!(again.header("idempotent-replayed"), "true");
+        assert_eq!(again.json()["claim"], won["claim"], "round {round}");
+        won["claim"]["id"].as_str().unwrap().clone_into(&mut last);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_a_mark_that_its_caller_vouches_for_is_answered_from_memory() {
+    let core = Core::start().await;
+    core.create("marks", json!({"total": 1})).await;
+    core.claim("marks", "winner", "k").await.expect(201);
+    let unmarked = Signed::claim(&core, "marks", "edge", "k");
+    let marked = Signed::first_try(&core, "marks", "edge", "k");
+    let mark_added = Signed { attempt: "1".to_owned(), ..unmarked.clone() };
+    let mark_changed = Signed { attempt: "2".to_owned(), ..unmarked.clone() };
+    let by_token = |marks: &'static [&'static str]| {
+        let url = core.url("/internal/v1/claims");
+        let request = core.client().request(Method::POST, &url).bearer_auth(API_TOKEN);
+        let request = request.json(&support::claim_body("marks", "back-end", "k", 1));
+        let request = marks.iter().fold(request, |request, mark| request.header("Claimgate-Attempt", *mark));
+        async { core.client().send(request).await.unwrap() }
+    };
+    // Whether core has answered from memory, while it knew by heart that nothing is left.
+    let is_from_memory = async |asking: Pin<Box<dyn Future<Output = Reply> + '_>>| {
+        until_known_from_memory(&core, "marks", "crowd").await;
+        let before = from_memory(&core).await;
+        asking.await.refused(409, "sold_out");
+        from_memory(&core).await > before
+    };
+    // What it knows lapses where Redis is slow to say it again.
+    eventually(SOON, || async {
+        let by_edge = is_from_memory(Box::pin(marked.send(&core))).await;
+        let by_back_end = is_from_memory(Box::pin(by_token(&["1"]))).await;
+        holds(by_edge && by_back_end, || format!("the edge's: {by_edge}, the back end's: {by_back_end}"))
+    })
+    .await;
+    let unsigned_mark = unmarked.signature();
+    for (what, asking) in [
+        ("the edge's, unmarked", Box::pin(unmarked.send(&core)) as Pin<Box<dyn Future<Output = Reply>>>),
+        // Let in all the same: to ask Redis is never wrong.
+        ("a mark that is not signed", Box::pin(mark_added.send_signed(&core, &unsigned_mark))),
+        ("a mark that is none", Box::pin(mark_changed.send_signed(&core, &unsigned_mark))),
+        ("a back end's, unmarked", Box::pin(by_token(&[]))),
+        ("a back end's retry", Box::pin(by_token(&["2"]))),
+        ("two marks", Box::pin(by_token(&["1", "1"]))),
+    ] {
+        assert!(!is_from_memory(asking).await, "{what}");
+    }
+    unmarked.send_signed(&core, &marked.signature()).await.refused(401, "unauthenticated");
+    // A winner is one, marked or not.
+    core.first_try("marks", "winner", "k").await.expect(200);
 }
 
 /// The claim that was held first.

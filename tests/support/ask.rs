@@ -126,6 +126,14 @@ impl Core {
         self.post_claim(&claim_body(campaign, user, key, quantity)).await
     }
 
+    /// Claims one unit as the back end, marked as its first try.
+    pub async fn first_try(&self, campaign: &str, user: &str, key: &str) -> Reply {
+        let url = self.url("/internal/v1/claims");
+        let request = self.client().request(Method::POST, &url).bearer_auth(API_TOKEN);
+        let request = request.header("Claimgate-Attempt", "1").json(&claim_body(campaign, user, key, 1));
+        self.client().send(request).await.expect("an answer")
+    }
+
     /// Claims units; `Err` when no answer came.
     pub async fn try_claim(
         &self,

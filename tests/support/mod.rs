@@ -27,6 +27,7 @@ pub mod raw;
 pub mod redis_server;
 pub mod signing;
 pub mod sql;
+pub mod stand_in;
 pub mod storm;
 pub mod times;
 pub mod wait;

@@ -32,6 +32,8 @@ pub struct Signed {
     pub client_ip: String,
     /// Empty for none.
     pub idempotency_key: String,
+    /// `1` for a first try, empty for none.
+    pub attempt: String,
 }
 
 impl Signed {
@@ -50,6 +52,7 @@ impl Signed {
             user: user.to_owned(),
             client_ip: "192.0.2.7".to_owned(),
             idempotency_key: String::new(),
+            attempt: String::new(),
         }
     }
 
@@ -63,6 +66,11 @@ impl Signed {
         }
     }
 
+    /// The same, marked as its first try.
+    pub fn first_try(core: &Core, campaign: &str, user: &str, idempotency_key: &str) -> Self {
+        Self { attempt: "1".to_owned(), ..Self::claim(core, campaign, user, idempotency_key) }
+    }
+
     /// A read.
     pub fn get(core: &Core, path: &str, user: &str) -> Self {
         Self::by_edge_of(core, Method::GET, path, user)
@@ -72,7 +80,7 @@ impl Signed {
     pub fn signature(&self) -> String {
         let body_hash = Sha256::digest(self.body.as_bytes());
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes any key");
-        for field in [
+        let fields = [
             "1".as_bytes(),
             self.kid.as_bytes(),
             self.timestamp.as_bytes(),
@@ -83,7 +91,10 @@ impl Signed {
             self.user.as_bytes(),
             self.client_ip.as_bytes(),
             self.idempotency_key.as_bytes(),
-        ] {
+        ];
+        // Where there is no mark, there is no eleventh field.
+        let mark = Some(self.attempt.as_bytes()).filter(|attempt| !attempt.is_empty());
+        for field in fields.into_iter().chain(mark) {
             mac.update(&u32::try_from(field.len()).expect("short").to_be_bytes());
             mac.update(field);
         }
@@ -108,6 +119,9 @@ impl Signed {
             .body(self.body.clone());
         if !self.content_type.is_empty() {
             request = request.header("Content-Type", &self.content_type);
+        }
+        if !self.attempt.is_empty() {
+            request = request.header("Claimgate-Attempt", &self.attempt);
         }
         core.client().send(request).await.expect("an answer")
     }

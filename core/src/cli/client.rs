@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use claimgate_shared::Problem;
 use reqwest::{Client, Method, StatusCode};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::{CallArgs, REFUSED, UNAVAILABLE, USAGE, table};
@@ -24,8 +24,13 @@ pub enum CallError {
     #[error("Redis and SQL do not agree")]
     Differs,
     /// Core refused, or could not decide.
-    #[error("{} ({}): {}", .0.code.title(), .0.code.as_str(), .0.detail)]
-    Problem(Box<Problem>),
+    #[error("{} ({}): {}", .problem.title, .problem.code, .problem.detail)]
+    Refused {
+        /// The answer's status.
+        status: StatusCode,
+        /// What core says of it.
+        problem: ProblemText,
+    },
     /// No core there, or not one that speaks our language.
     #[error("no answer from core at {address}: {error:#}; is `claimgate serve` running there?")]
     NoAnswer {
@@ -42,7 +47,7 @@ impl CallError {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Config(_) | Self::Usage(_) => USAGE,
-            Self::Problem(problem) => match problem.code.status() {
+            Self::Refused { status, .. } => match status.as_u16() {
                 400 | 401 | 413 | 415 => USAGE,
                 408 | 500.. => UNAVAILABLE,
                 _ => REFUSED,
@@ -51,6 +56,14 @@ impl CallError {
             Self::NoAnswer { .. } => UNAVAILABLE,
         }
     }
+}
+
+/// A problem as it is told to people. The core that answers may be newer: its code is whatever it says.
+#[derive(Debug, Deserialize)]
+pub struct ProblemText {
+    title: String,
+    code: String,
+    detail: String,
 }
 
 /// Where a call goes.
@@ -116,10 +129,11 @@ impl Core {
             let value = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
             return Ok((status, value));
         }
-        let problem: Problem = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
+        let said: Value = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
+        let problem = ProblemText::deserialize(&said).map_err(|error| no_answer(error.into()))?;
         if self.args.json {
-            table::print_json(&serde_json::json!(problem));
+            table::print_json(&said);
         }
-        Err(CallError::Problem(Box::new(problem)))
+        Err(CallError::Refused { status, problem })
     }
 }

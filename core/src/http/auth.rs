@@ -7,7 +7,7 @@ use axum::http::header::AUTHORIZATION;
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, NamedKey, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
 };
-use claimgate_shared::{Code, Problem, UserId};
+use claimgate_shared::{Attempt, Code, Problem, UserId};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
@@ -104,12 +104,13 @@ impl Gatekeeper {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The caller of an internal call; of `parts`, user and client address are filled in from the headers.
-    pub fn caller(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<Caller, Problem> {
+    /// The caller of an internal call, and the attempt that they vouch for; of `parts`, user and client address are filled
+    /// in from the headers.
+    pub fn caller(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<(Caller, Attempt), Problem> {
         if headers.contains_key(KEY_HEADER) || headers.contains_key(SIGNATURE_HEADER) {
             return self.edge(headers, parts);
         }
-        self.bearer(headers)
+        Ok((self.bearer(headers)?, parts.attempt))
     }
 
     /// The admin, and nobody else.
@@ -126,20 +127,21 @@ impl Gatekeeper {
         self.credentials().tokens.caller(token).cloned().ok_or_else(unauthenticated)
     }
 
-    fn edge(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<Caller, Problem> {
+    fn edge(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<(Caller, Attempt), Problem> {
         let user = one(headers, USER_HEADER)?;
         let parts = SignedParts { user, client_ip: one(headers, CLIENT_IP_HEADER)?, ..parts };
         let (kid, timestamp) = (one(headers, KEY_HEADER)?, one(headers, TIMESTAMP_HEADER)?);
         let signature = one(headers, SIGNATURE_HEADER)?;
         let keys = &self.credentials().edge_keys;
-        parts.verify(keys, kid, timestamp, signature, clock::now()).map_err(|error| {
+        let attempt = parts.verify(keys, kid, timestamp, signature, clock::now()).map_err(|error| {
             tracing::debug!(%error, "refused a signature");
             unauthenticated()
         })?;
-        match user {
-            "" => Ok(Caller::Edge(None)),
-            user => Ok(Caller::Edge(Some(user.parse().map_err(|_| unauthenticated())?))),
-        }
+        let user = match user {
+            "" => None,
+            user => Some(user.parse().map_err(|_| unauthenticated())?),
+        };
+        Ok((Caller::Edge(user), attempt))
     }
 }
 

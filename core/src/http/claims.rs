@@ -8,7 +8,8 @@ use claimgate_shared::claim::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{
-    CampaignView, Claim, ClaimId, ClaimReply, ClaimRequest, ClaimStatus, Code, Outcome, Problem, Quantity,
+    Attempt, CampaignView, Claim, ClaimId, ClaimReply, ClaimRequest, ClaimStatus, Code, Outcome, Problem,
+    Quantity,
 };
 
 use super::auth::Caller;
@@ -27,6 +28,10 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// Decides a claim.
 #[utoipa::path(
     post, path = "/internal/v1/claims", tag = "internal",
+    params(
+        ("Claimgate-Attempt" = Option<String>, Header,
+            description = "`1` on a claim's very first try: core may then answer sold_out from memory"),
+    ),
     request_body = ClaimFields,
     responses(
         (status = 201, description = "Granted, or held", body = ClaimReply),
@@ -37,12 +42,12 @@ const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 pub async fn claim(State(app): State<App>, request: Request) -> Answer {
     let (parts, body) = read_json(request).await?;
     let request = ClaimRequest::parse(&body)?;
-    let caller = caller(&app, &parts, &body, request.idempotency_key.as_str())?;
+    let (caller, attempt) = app.gatekeeper.caller(&parts.headers, signed_claim(&parts, &body, &request))?;
     caller.may_act_for(&request.user_id)?;
     // Of a campaign that this core has not heard of, SQL tells.
     let decided = async {
         let known = app.known(&request.campaign_id).await?;
-        app.decide(&known, &request).await.map_err(|error| refused(&error))
+        app.decide(&known, &request, attempt).await.map_err(|error| refused(&error))
     };
     let decision = tokio::time::timeout(DECISION_WAIT, decided).await.map_err(|_| unknown_outcome())??;
     let version = decision.version;
@@ -68,7 +73,7 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
     ),
 )]
 pub async fn look_up(State(app): State<App>, parts: request::Parts) -> Answer {
-    let caller = caller(&app, &parts, &[], "")?;
+    let caller = caller(&app, &parts)?;
     let id: ClaimId = path_id(&parts.uri).parse().map_err(|_| no_such_claim())?;
     // Missing or not yours: the same answer.
     caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
@@ -129,7 +134,7 @@ pub async fn give_back(State(app): State<App>, parts: request::Parts) -> Answer 
 }
 
 async fn settle(app: &App, parts: &request::Parts, settlement: Settlement) -> Result<Claim, Problem> {
-    if let Caller::Edge(_) = caller(app, parts, &[], "")? {
+    if let Caller::Edge(_) = caller(app, parts)? {
         return Err(Problem::new(Code::Forbidden, "the edge may only claim and read"));
     }
     let id: ClaimId = path_id(&parts.uri).parse().map_err(|_| no_such_claim())?;
@@ -179,27 +184,45 @@ fn stands_in_the_way(code: Code, claim: Claim) -> Refused {
     ),
 )]
 pub async fn campaign(State(app): State<App>, parts: request::Parts) -> Answer {
-    caller(&app, &parts, &[], "")?;
+    caller(&app, &parts)?;
     let known = app.known_by_text(path_id(&parts.uri)).await?;
     let (counters, _) = app.find(&known, None).await.map_err(|error| undecided(&error))?;
     let campaign = app.at_least(&known, counters.version).await?;
     json(StatusCode::OK, &campaign.view(counters.taken, counters.now))
 }
 
-/// Who calls; `body` and `idempotency_key` as the edge would have signed them.
-fn caller(app: &App, parts: &request::Parts, body: &[u8], idempotency_key: &str) -> Result<Caller, Problem> {
+/// Who makes a call that has no body.
+fn caller(app: &App, parts: &request::Parts) -> Result<Caller, Problem> {
+    let (caller, _) = app.gatekeeper.caller(&parts.headers, signed(parts))?;
+    Ok(caller)
+}
+
+/// What the edge would have signed of a call without a body.
+fn signed(parts: &request::Parts) -> SignedParts<'_> {
     let content_type =
         parts.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let signed = SignedParts {
+    SignedParts {
         method: parts.method.as_str(),
         path_and_query: parts.uri.path_and_query().map_or("", |path| path.as_str()),
         content_type,
-        body,
+        body: &[],
         user: "",
         client_ip: "",
-        idempotency_key,
-    };
-    app.gatekeeper.caller(&parts.headers, signed)
+        idempotency_key: "",
+        attempt: Attempt::Unknown,
+    }
+}
+
+/// What the edge would have signed of a claim.
+fn signed_claim<'a>(parts: &'a request::Parts, body: &'a [u8], request: &'a ClaimRequest) -> SignedParts<'a> {
+    let mut marks = parts.headers.get_all(Attempt::HEADER).iter();
+    let mark = marks.next().and_then(|value| value.to_str().ok()).filter(|_| marks.next().is_none());
+    SignedParts {
+        body,
+        idempotency_key: request.idempotency_key.as_str(),
+        attempt: Attempt::of_header(mark),
+        ..signed(parts)
+    }
 }
 
 /// The id in a path, as sent: no id has characters that need decoding, so what has them is no id. It stands in the

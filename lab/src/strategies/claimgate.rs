@@ -17,7 +17,7 @@ use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::{Ledger, Settlement};
 use claimgate_core::outbox::Drain;
 use claimgate_core::recovery::Recovery;
-use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity};
+use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity, claim};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -149,7 +149,9 @@ impl StockManager for Claimgate {
 
     async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
         let known = self.known().await?;
-        let decision = self.product().await?.gate.claim(&known, &self.request(attempt)?).await?;
+        // Nobody here says which tries are the first: some users come twice, to different instances.
+        let (request, product) = (self.request(attempt)?, self.product().await?);
+        let decision = product.gate.claim(&known, &request, claim::Attempt::Unknown).await?;
         Ok(match decision.outcome {
             Outcome::Granted(_) | Outcome::Held(_) => Reduced::Taken,
             Outcome::Replayed(_) => Reduced::HadAlready,
