@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use super::protocol::{PROTOCOLS, Protocol};
 use super::schedule::{Fate, Played, Schedule};
 use super::stage::Stage;
-use super::track::{END, Place};
+use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
+use super::{matrix, registry};
 
 /// One of each for every processor of the smallest machine that the tests are for.
 const WORKERS: usize = 2;
@@ -28,27 +29,40 @@ struct Pair {
 /// What all schedules came to.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Schedules by pair, and for how long.
-    played: BTreeMap<Pair, (usize, Duration)>,
-    by_fate: BTreeMap<&'static str, usize>,
+    /// Schedules by pair and fate, and for how long.
+    played: BTreeMap<(Pair, &'static str), usize>,
+    took: BTreeMap<Pair, Duration>,
+    /// Steps that A has by itself: the same whoever B is.
+    steps: BTreeMap<(Database, Stage, Protocol), BTreeSet<usize>>,
+    /// A's places that were played with a single pre-emption, each with leases held.
+    places: BTreeMap<Pair, BTreeSet<usize>>,
     failed: Vec<(Schedule, String, Vec<String>)>,
     unmet: Vec<Schedule>,
 }
 
-/// Every pair in which at least one has something to do.
+/// Those of `PAIRS=create,evict`, of `DATABASE=sqlite` and of `STAGE=over`; all without them.
 fn pairs() -> Vec<Pair> {
-    let only = std::env::var("PAIRS").unwrap_or_default();
-    let only: BTreeSet<&str> = only.split(',').filter(|name| !name.is_empty()).collect();
+    let asked = |variable: &str, names: &[&str]| {
+        std::env::var(variable).is_err() || {
+            let list = std::env::var(variable).unwrap_or_default();
+            names.iter().all(|name| list.split(',').any(|asked| asked.eq_ignore_ascii_case(name)))
+        }
+    };
+    let mut pairs = all_pairs();
+    pairs.retain(|pair| {
+        asked("PAIRS", &[pair.a.name(), pair.b.name()])
+            && asked("DATABASE", &[&format!("{:?}", pair.database)])
+            && asked("STAGE", &[pair.stage.name()])
+    });
+    pairs
+}
+
+/// Each pair, on each stage where one of the two has something to do.
+fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
-        if std::env::var("DATABASE").is_ok_and(|name| !format!("{database:?}").eq_ignore_ascii_case(&name)) {
-            continue;
-        }
-        for (a, a_name) in PROTOCOLS {
-            for (b, b_name) in PROTOCOLS {
-                if !only.is_empty() && !(only.contains(a_name) && only.contains(b_name)) {
-                    continue;
-                }
+        for (a, _) in PROTOCOLS {
+            for (b, _) in PROTOCOLS {
                 let stages: BTreeSet<Stage> = a.stages().iter().chain(b.stages()).copied().collect();
                 pairs.extend(stages.into_iter().map(|stage| Pair { database, stage, a, b }));
             }
@@ -69,9 +83,27 @@ fn every_placement_of_every_pair_keeps_every_promise() {
     });
     let tally = tally.into_inner().expect("the tally");
     report(&tally, started.elapsed());
-    assert!(tally.unmet.is_empty(), "not played as written: {:?}", tally.unmet);
-    assert_eq!(tally.played.len(), pairs.len(), "pairs left out");
+    nothing_is_left_out(&tally, &pairs);
     assert!(tally.failed.is_empty(), "{} schedules broke a promise", tally.failed.len());
+}
+
+/// Each pair at each of A's places, and each step point that core has.
+fn nothing_is_left_out(tally: &Tally, pairs: &[Pair]) {
+    assert!(tally.unmet.is_empty(), "not played as written: {:?}", tally.unmet);
+    for (protocol, steps) in &tally.steps {
+        assert_eq!(steps.len(), 1, "{protocol:?} has not the same steps each time: {steps:?}");
+    }
+    for pair in pairs {
+        let steps = tally.steps[&(pair.database, pair.stage, pair.a)].first().expect("a number");
+        let places: BTreeSet<usize> = (1..=steps + 1).collect();
+        assert_eq!(tally.places.get(pair), Some(&places), "places left out of {pair:?}");
+    }
+    if pairs.len() == all_pairs().len() {
+        let reached = REACHED.lock().expect("the step points");
+        let missed: Vec<_> =
+            registry::names().into_iter().filter(|name| !reached.contains(name.as_str())).collect();
+        assert!(missed.is_empty(), "step points that no schedule came to: {missed:?}");
+    }
 }
 
 fn work(queue: &Mutex<VecDeque<Pair>>, tally: &Mutex<Tally>) {
@@ -93,11 +125,12 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     let begun = Instant::now();
     let Pair { database, stage, a, b } = pair;
     let of = |at, fate, expire| Schedule { database, stage, a, at, fate, b, expire };
-    let mut count = 0;
-    let mut keep = |schedule: Schedule, played: Played| {
-        count += 1;
+    let keep = |schedule: Schedule, played: Played| {
         let mut tally = tally.lock().expect("the tally");
-        *tally.by_fate.entry(schedule.fate.name()).or_default() += 1;
+        *tally.played.entry((pair, schedule.fate.name())).or_default() += 1;
+        if let (Fate::HeldUp, Place::Step(at), false) = (schedule.fate, schedule.at, schedule.expire) {
+            tally.places.entry(pair).or_default().insert(at);
+        }
         if let Some(wrong) = played.wrong {
             tally.failed.push((schedule, wrong, played.lines));
         }
@@ -107,6 +140,7 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     };
     // How many steps A has by itself.
     let steps = of(END, Fate::HeldUp, false).play(world).await.steps[0];
+    tally.lock().expect("the tally").steps.entry((database, stage, a)).or_default().insert(steps);
     for at in 1..=steps + 1 {
         for expire in [false, true] {
             let schedule = of(Place::Step(at), Fate::HeldUp, expire);
@@ -140,7 +174,7 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
             }
         }
     }
-    tally.lock().expect("the tally").played.insert(pair, (count, begun.elapsed()));
+    tally.lock().expect("the tally").took.insert(pair, begun.elapsed());
 }
 
 /// Two pre-emptions are played on SQLite; on both databases when asked for more.
@@ -149,18 +183,20 @@ fn doubles(database: Database) -> bool {
 }
 
 fn report(tally: &Tally, took: Duration) {
-    let schedules: usize = tally.played.values().map(|(count, _)| count).sum();
-    let failed = tally.failed.len();
-    println!("{schedules} schedules in {took:.1?}, {failed} broke a promise; {:?}", tally.by_fate);
-    for database in [Database::Sqlite, Database::Postgres] {
-        let of = |(pair, _): &(&Pair, &(usize, Duration))| pair.database == database;
-        let (count, time) = tally
-            .played
-            .iter()
-            .filter(of)
-            .fold((0, Duration::ZERO), |(count, time), (_, (n, t))| (count + n, time + *t));
-        println!("{database:?}: {count} schedules, {time:.1?} of one worker");
+    let mut sums: BTreeMap<(Database, &str), BTreeMap<(Protocol, Protocol), usize>> = BTreeMap::new();
+    for ((pair, fate), count) in &tally.played {
+        *sums.entry((pair.database, *fate)).or_default().entry((pair.a, pair.b)).or_default() += count;
     }
+    for ((database, fate), counts) in &sums {
+        matrix::print(&format!("{database:?}, {fate}, {} schedules", counts.values().sum::<usize>()), counts);
+    }
+    let mut slowest: Vec<_> = tally.took.iter().map(|(pair, took)| (*took, pair)).collect();
+    slowest.sort_unstable();
+    for (took, pair) in slowest.iter().rev().take(5) {
+        println!("{took:>8.1?} {pair:?}");
+    }
+    let (schedules, failed) = (tally.played.values().sum::<usize>(), tally.failed.len());
+    println!("{schedules} schedules in {took:.1?}, {failed} broke a promise");
     let mut kinds: BTreeMap<String, Vec<&(Schedule, String, Vec<String>)>> = BTreeMap::new();
     for failure in &tally.failed {
         kinds.entry(kind(&failure.1)).or_default().push(failure);

@@ -8,6 +8,7 @@ use support::times::now_ms;
 
 use super::node::Node;
 use super::play::{NAMES, Play};
+use super::stage::Stage;
 
 /// Rounds in which a core reads the register, looks after the campaign and relays, both in turn.
 const ROUNDS_MAX: usize = 12;
@@ -36,8 +37,13 @@ fn check(holds: bool, wrong: impl FnOnce() -> String) -> Judged {
 }
 
 /// Everything that must hold after any schedule.
-pub async fn judge(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
+pub async fn judge(play: &Play<'_>, nodes: &[Node; 2], stage: Stage) -> Judged {
     what_cores_know_is_what_sql_says(play, nodes).await?;
+    if stage == Stage::Behind {
+        // Nothing but an operator's repair is promised to bring rows back that SQL has lost.
+        rest(play, nodes).await?;
+        play.log.add(format!("    repair at A: {}", play.repair(&nodes[0]).await));
+    }
     rest(play, nodes).await?;
     unknown_outcomes_become_known(play, nodes).await?;
     rest(play, nodes).await?;
@@ -186,10 +192,11 @@ fn all_told_is_there(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
     let told = play.told.get();
     let by_id: BTreeMap<&str, &SqlClaim> = rows.iter().map(|row| (row.id.as_str(), row)).collect();
     for (user, claim) in &told.claims {
-        if told.lost.contains(&claim.id) {
+        let row = by_id.get(claim.id.as_str());
+        let revoked = row.is_some_and(|row| row.status == "revoked");
+        if told.lost.contains(&claim.id) || told.forked && revoked {
             continue;
         }
-        let row = by_id.get(claim.id.as_str());
         let Some(row) = row.filter(|row| row.sequence == claim.sequence && row.quantity == 1) else {
             let sequence = claim.sequence;
             return Err(format!("{user} was told sequence {sequence}, SQL has {row:?}"));

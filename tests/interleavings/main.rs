@@ -10,9 +10,11 @@
 
 mod explore;
 mod judge;
+mod matrix;
 mod node;
 mod play;
 mod protocol;
+mod registry;
 mod regressions;
 mod schedule;
 mod stage;

@@ -105,6 +105,13 @@ impl<'w> Play<'w> {
         reply
     }
 
+    /// Has a core repair what differs between Redis and SQL; what it says to have done.
+    pub async fn repair(&self, node: &Node) -> String {
+        let path = format!("/admin/v1/campaigns/{}/reconciliation", self.id);
+        let reply = node.admin(Method::POST, &path, None).await;
+        format!("{} {}", reply.status, reply.body["repairs"])
+    }
+
     /// The campaign as a core shows it to admins.
     pub async fn view(&self, node: &Node) -> Reply {
         node.admin(Method::GET, &format!("/admin/v1/campaigns/{}", self.id), None).await

@@ -24,6 +24,8 @@ pub enum Protocol {
     End,
     /// The relay's round.
     Relay,
+    /// The same, where SQL refuses what it brings: it suspends the campaign, and the recovery takes it from there.
+    Suspend,
     /// The register's look every second.
     Refresh,
     /// A caller confirms a claim that is held.
@@ -38,7 +40,7 @@ pub enum Protocol {
     KeyLoss,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 15] = [
+pub const PROTOCOLS: [(Protocol, &str); 16] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -48,6 +50,7 @@ pub const PROTOCOLS: [(Protocol, &str); 15] = [
     (Protocol::Pause, "pause"),
     (Protocol::End, "end"),
     (Protocol::Relay, "relay"),
+    (Protocol::Suspend, "suspend"),
     (Protocol::Refresh, "refresh"),
     (Protocol::Confirm, "confirm"),
     (Protocol::Return, "return"),
@@ -65,7 +68,9 @@ impl Protocol {
     pub fn stages(self) -> &'static [Stage] {
         match self {
             Self::Create => &[Stage::Absent],
-            Self::EnsureReady | Self::Repair => &[Stage::Lost],
+            Self::EnsureReady => &[Stage::Lost],
+            Self::Repair => &[Stage::Lost, Stage::Behind],
+            Self::Suspend => &[Stage::Forked],
             Self::Evict => &[Stage::Over],
             Self::Reopen => &[Stage::Over, Stage::Evicted],
             Self::Pause | Self::End | Self::Return => &[Stage::Live, Stage::Evicted],
@@ -86,14 +91,14 @@ impl Protocol {
             Self::Pause => play.switch(node, "pause").await.brief(),
             Self::End => play.switch(node, "end").await.brief(),
             Self::Relay => node.relay().await,
+            Self::Suspend => {
+                let relayed = node.relay().await;
+                format!("{relayed}, then {}", node.look_after(&play.campaign_id()).await)
+            }
             Self::Refresh => node.refresh().await,
             Self::Confirm => play.settle(node, "u1", "confirm").await.brief(),
             Self::Return => play.settle(node, "u2", "return").await.brief(),
-            Self::Repair => {
-                let path = format!("/admin/v1/campaigns/{}/reconciliation", play.id);
-                let reply = node.admin(axum::http::Method::POST, &path, None).await;
-                format!("{} {}", reply.status, reply.body["repairs"])
-            }
+            Self::Repair => play.repair(node).await,
             Self::Claims => {
                 let mut said = Vec::new();
                 for _ in 0..3 {

@@ -60,7 +60,7 @@ schedules! {
         "sqlite lost ensure-ready@redis:load.begin ensure-ready@redis:load.begin lease=expired";
     a_change_that_comes_while_the_campaign_is_evicted_is_not_lost:
         "sqlite over evict@sql:archive_campaign reopen lease=held",
-        "sqlite over evict@sql:totals reopen lease=expired",
+        "sqlite over evict@sql:totals reopen lease=held",
         "postgres over evict@sql:archive_campaign reopen lease=held";
     a_core_that_has_not_heard_of_a_change_does_not_evict_by_the_old_rules:
         "sqlite over evict@redis:lock.acquire reopen lease=held",

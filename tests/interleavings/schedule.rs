@@ -150,7 +150,7 @@ impl Schedule {
         let result = match self.run(&play, nodes, &mut stand).await {
             Ok(nodes) => {
                 play.log.add("    all is over".to_owned());
-                judge(&play, &nodes).await
+                judge(&play, &nodes, self.stage).await
             }
             Err(stuck) => Err(stuck),
         };

@@ -2,6 +2,9 @@
 
 use serde_json::json;
 
+use axum::http::Method;
+use support::inspect::key;
+
 use super::node::Node;
 use super::play::Play;
 
@@ -18,20 +21,27 @@ const HOLD_S: u32 = 600;
 pub enum Stage {
     /// Nothing.
     Absent,
-    /// Open, with holds; some claims are in SQL, some in the outbox alone; one has been returned, one is confirmed.
+    /// Open, with holds; some claims are in SQL, some in the outbox alone, beside an entry that no core has written; one
+    /// has been returned, one is confirmed.
     Live,
     /// As open, all in SQL, and Redis has lost it.
     Lost,
+    /// As open, but SQL holds a claim in a place that Redis has given to another: an older Redis has come back.
+    Forked,
+    /// As open, but SQL has lost the last claims that it had committed: an older copy of it has come back.
+    Behind,
     /// Its window has closed, all is in SQL, and Redis still has it.
     Over,
     /// The same, and Redis has it no more.
     Evicted,
 }
 
-pub const STAGES: [(Stage, &str); 5] = [
+pub const STAGES: [(Stage, &str); 7] = [
     (Stage::Absent, "absent"),
     (Stage::Live, "live"),
     (Stage::Lost, "lost"),
+    (Stage::Forked, "forked"),
+    (Stage::Behind, "behind"),
     (Stage::Over, "over"),
     (Stage::Evicted, "evicted"),
 ];
@@ -50,7 +60,7 @@ impl Stage {
     pub fn version(self) -> u64 {
         match self {
             Self::Absent => 0,
-            Self::Live | Self::Lost => 1,
+            Self::Live | Self::Lost | Self::Forked | Self::Behind => 1,
             Self::Over | Self::Evicted => 2,
         }
     }
@@ -60,7 +70,35 @@ impl Stage {
         let [a, b] = nodes;
         match self {
             Self::Absent => {}
-            Self::Live => open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await,
+            Self::Live => {
+                open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
+                let outbox = key(&play.id, "outbox");
+                let _: String = play.world.redis.query(&["XADD", &outbox, "*", "nonsense", "1"]).await;
+            }
+            Self::Forked => {
+                open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
+                // The place that the first claim in the outbox has.
+                let place = play.told.get().claims["u4"].sequence;
+                let id = play.claim_id("elsewhere");
+                play.world.sql.run(forked_claim(&play.id, &id, place)).await;
+                play.told.forked("elsewhere", id, place);
+            }
+            Self::Behind => {
+                open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
+                let before = "SELECT sequence, events FROM campaigns WHERE id = $1";
+                let before = play.world.sql.numbers(before, &play.id).await.expect("the campaign");
+                drain(play, nodes).await;
+                let [Some(sequence), Some(events)] = before[..] else { panic!("two numbers") };
+                let id = &play.id;
+                for statement in [
+                    format!("DELETE FROM claims WHERE campaign_id = '{id}' AND sequence > {sequence}"),
+                    format!(
+                        "UPDATE campaigns SET sequence = {sequence}, events = {events} WHERE id = '{id}'"
+                    ),
+                ] {
+                    play.world.sql.run(statement).await;
+                }
+            }
             Self::Lost => {
                 open(play, nodes, TOTAL_MANY, PER_USER_MANY, Some(HOLD_S)).await;
                 many_claims_of_one(play, a).await;
@@ -99,6 +137,14 @@ async fn open(play: &Play<'_>, nodes: &[Node; 2], total: u32, per_user: u32, hol
     }
 }
 
+/// A claim that SQL heard of from a Redis that is no more.
+fn forked_claim(campaign: &str, id: &str, place: u64) -> String {
+    format!(
+        "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, claimed_at, \
+         updated_at) VALUES ('{id}', '{campaign}', 'elsewhere', 1, 'granted', 1, 1, {place}, 20000, 1, 1)"
+    )
+}
+
 async fn drain(play: &Play<'_>, nodes: &[Node; 2]) {
     for node in nodes {
         node.look_after(&play.campaign_id()).await;
@@ -109,7 +155,6 @@ async fn drain(play: &Play<'_>, nodes: &[Node; 2]) {
 
 /// Nine claims of one user, each by a key of its own.
 async fn many_claims_of_one(play: &Play<'_>, node: &Node) {
-    use axum::http::Method;
     let claims = (0..9).map(|key| {
         let body = json!({"campaign_id": play.id, "user_id": "many", "idempotency_key": format!("k{key}")});
         node.internal(Method::POST, "/internal/v1/claims", Some(body))

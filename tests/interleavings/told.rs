@@ -43,6 +43,8 @@ pub struct Inner {
     pub created: bool,
     /// Ids of claims that no promise covers any more: Redis lost them before SQL had heard of them.
     pub lost: BTreeSet<String>,
+    /// Redis and SQL are of two histories: what Redis has granted may be revoked.
+    pub forked: bool,
     /// What must not have been answered.
     pub wrong: Vec<String>,
 }
@@ -58,6 +60,13 @@ impl Told {
         let id = claim["id"].as_str().expect("an id").to_owned();
         let sequence = claim["sequence"].as_u64().expect("a sequence");
         self.0.lock().unwrap().claims.insert(id.clone(), Acknowledged { id, sequence });
+    }
+
+    /// `user` has a claim of another history, in the same place as one of this.
+    pub fn forked(&self, user: &str, id: String, sequence: u64) {
+        let mut told = self.0.lock().unwrap();
+        told.claims.insert(user.to_owned(), Acknowledged { id, sequence });
+        told.forked = true;
     }
 
     /// An admin asks for this total.
@@ -92,6 +101,7 @@ impl Told {
                 if let Some(before) = before
                     && before.sequence != sequence
                     && !told.lost.contains(&id)
+                    && !told.forked
                 {
                     told.wrong
                         .push(format!("{user} was told sequence {} and then {sequence}", before.sequence));
@@ -99,7 +109,7 @@ impl Told {
             }
             403 | 409 | 422 => {
                 told.unknown.remove(user);
-                if told.claims.get(user).is_some_and(|claim| !told.lost.contains(&claim.id)) {
+                if told.claims.get(user).is_some_and(|claim| !told.lost.contains(&claim.id)) && !told.forked {
                     told.wrong.push(format!("{user}, who has a claim, was told {}", reply.brief()));
                 }
             }
@@ -117,6 +127,7 @@ impl Told {
             (200, Some("returned")) => settled.returned = true,
             (200, Some("granted")) if !is_return => settled.confirmed = true,
             (503 | 409, _) => {}
+            (404, _) if told.forked || told.claims.is_empty() => {}
             (status, _) => {
                 let line = format!("settling {id} was answered {status}: {}", reply.body);
                 told.wrong.push(line);

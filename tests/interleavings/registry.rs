@@ -1,0 +1,50 @@
+//! Every step point in core's source, and those that no schedule can come to.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Step points that no protocol of the schedules comes to, each with the reason.
+const ELSEWHERE: [(&str, &str); 5] = [
+    ("redis:ping", "the health check, which changes nothing"),
+    ("redis:settings", "asked at the start alone"),
+    ("redis:sold_out", "asked in a task of the gate's own"),
+    ("redis:lock.renew", "asked in a task of the lease's own"),
+    ("sql:claims", "lists and exports, which change nothing"),
+];
+
+/// The names that stand in core's source but for those of [`ELSEWHERE`].
+pub fn names() -> BTreeSet<String> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/src");
+    let mut found = BTreeSet::new();
+    for file in files(&source) {
+        let text = fs::read_to_string(&file).expect("a source file");
+        for store in ["redis:", "sql:"] {
+            for (at, _) in text.match_indices(&format!("\"{store}")) {
+                let literal = text[at + 1..].split('"').next().unwrap_or_default();
+                let name = literal.strip_prefix(store).unwrap_or_default();
+                if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "._".contains(c)) {
+                    found.insert(literal.to_owned());
+                }
+            }
+        }
+    }
+    assert!(found.len() > 20, "core's source has its step points: {found:?}");
+    for (name, _) in ELSEWHERE {
+        assert!(found.remove(name), "{name} stands nowhere in core's source");
+    }
+    found
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("core's source").map(|entry| entry.expect("an entry").path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                files(&path)
+            } else {
+                Vec::from_iter(path.extension().is_some_and(|of| of == "rs").then_some(path))
+            }
+        })
+        .collect()
+}
