@@ -12,6 +12,8 @@ mod cores;
 mod failover;
 #[path = "faults/flow.rs"]
 mod flow;
+#[path = "faults/jobs.rs"]
+mod jobs;
 #[path = "faults/keys.rs"]
 mod keys;
 #[path = "faults/killed.rs"]

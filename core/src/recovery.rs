@@ -3,14 +3,11 @@
 //! The order matters: close in Redis, drain what is left to SQL, raise the epoch in SQL, load from SQL, open. Loading
 //! beside a live outbox would count twice; raising the epoch late would let an old drain write past a limit.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_shared::CampaignId;
 use futures_util::StreamExt as _;
-use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::Instant;
 
 use crate::archive::{Archive, ArchiveError, DrainError};
 use crate::campaign::{Archived, Campaign, Reached};
@@ -25,28 +22,6 @@ use crate::metrics;
 
 /// A crashed loader keeps others waiting for so long.
 const LEASE: Duration = Duration::from_secs(5);
-/// How often campaigns that nobody calls upon are looked at.
-const LOOK: Duration = Duration::from_secs(1);
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
-
-/// How long a campaign that cannot be brought back is left alone: longer each time.
-#[derive(Debug, Default)]
-struct Pause {
-    length: Duration,
-    until: Option<Instant>,
-}
-
-impl Pause {
-    fn is_over(&self) -> bool {
-        self.until.is_none_or(|until| until <= Instant::now())
-    }
-
-    fn begin(&mut self) {
-        self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-        self.until = Some(Instant::now() + self.length);
-    }
-}
 
 /// Brings campaigns back.
 #[derive(Debug)]
@@ -96,34 +71,6 @@ pub enum RecoveryError {
 }
 
 impl Recovery {
-    /// Looks after all campaigns until `stop` turns true.
-    pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pauses: HashMap<CampaignId, Pause> = HashMap::new();
-        loop {
-            tokio::select! {
-                _ = looks.tick() => {}
-                () = self.campaigns.trouble() => {}
-                _ = stop.wait_for(|stop| *stop) => return,
-            }
-            for known in self.campaigns.all() {
-                let campaign = known.campaign();
-                let pause = pauses.entry(campaign.id.clone()).or_default();
-                if pause.is_over() {
-                    match self.look_after(&known).await {
-                        Ok(Recovered::Ready | Recovered::Loaded(_)) => *pause = Pause::default(),
-                        Ok(Recovered::Elsewhere) => pause.begin(),
-                        Err(error) => {
-                            pause.begin();
-                            tracing::warn!(%error, campaign = %campaign.id, "not ready");
-                        }
-                    }
-                }
-            }
-        }
-    }
-
     /// Brings one campaign back if it is not ready; gives back holds that are due.
     pub async fn look_after(&self, known: &Known) -> Result<Recovered, RecoveryError> {
         if known.campaign().archived.is_some() {

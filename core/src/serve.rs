@@ -1,4 +1,4 @@
-//! `claimgate serve`, as a recipe: Redis, SQL, the drain, two listeners, until told to stop.
+//! `claimgate serve`, as a recipe: Redis, SQL, the jobs, two listeners, until told to stop.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::app::App;
 use crate::archive::Archive;
@@ -17,15 +17,24 @@ use crate::config::{self, Config};
 use crate::gate::Gate;
 use crate::http;
 use crate::http::auth::Gatekeeper;
+use crate::jobs::maintenance::Maintenance;
+use crate::jobs::outbox_relay::Drain;
+use crate::jobs::refresher::Refresher;
 use crate::ledger::Ledger;
 use crate::ledger::embedded::{Embedded, Settings};
 use crate::metrics;
-use crate::outbox::Drain;
 use crate::recovery::Recovery;
 
 /// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
 const REDIS_PATIENCE: Duration = Duration::from_secs(5);
 const REDIS_POLL: Duration = Duration::from_millis(5);
+/// How long the listeners may take to stop; connections have 5 s of it to finish.
+const LISTENERS_MAX: Duration = Duration::from_secs(6);
+/// How long the jobs may take to stop, and then the connections to SQL to close. With the 5 s that Redis gets, all that
+/// stopping takes is 14 s at most, whatever hangs.
+const JOBS_MAX: Duration = Duration::from_secs(2);
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+const STOP_POLL: Duration = Duration::from_millis(5);
 
 /// Runs core until SIGTERM or SIGINT.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
@@ -71,37 +80,46 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let admin = tokio::spawn(http::serve(admin_listener, http::admin(app.clone()), serving.clone()));
     let mut told = pin!(told_to_stop());
     // Redis may have a long file to load: core already answers that it is alive, and not ready.
+    let mut refresher = Refresher::new(app.clone());
     tokio::select! {
-        begun = begin(&app, embedded.is_some()) => {
+        begun = begin(&app, &mut refresher, embedded.is_some()) => {
             begun?;
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
-            let workers = [
-                tokio::spawn(recovery.run(serving.clone())),
-                tokio::spawn(app.watch(serving)),
-            ];
+            let maintenance = tokio::spawn(Maintenance::new(recovery).run(serving.clone()));
+            let refresher = tokio::spawn(refresher.run(serving));
             let drain = drain.spawn(draining)?;
             told.await?;
             tracing::info!("stopping");
             stop_serving.send_replace(true);
-            let _ = tokio::join!(internal, admin);
-            // Drained until the last answer is out; what is left then waits in the outbox for the next start.
+            in_time("the listeners", LISTENERS_MAX, async { tokio::join!(internal, admin) }).await;
+            // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
             stop_draining.send_replace(true);
-            for worker in workers {
-                let _ = worker.await;
-            }
-            let _ = tokio::task::spawn_blocking(|| drain.join()).await;
+            in_time("the jobs", JOBS_MAX, async {
+                let _ = tokio::join!(maintenance, refresher);
+                while !drain.is_finished() {
+                    sleep(STOP_POLL).await;
+                }
+            })
+            .await;
         }
         stopped = &mut told => stopped?,
     }
-    archive.close().await;
+    in_time("the connections to SQL", CLOSE_MAX, archive.close()).await;
     if let Some(embedded) = &mut embedded {
         embedded.stop();
     }
     Ok(())
 }
 
+/// One step of stopping: what has not come to its end by then is left behind, and ends with the process.
+async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) {
+    if timeout(limit, step).await.is_err() {
+        tracing::warn!("stopping: {what} did not end within {} s; left behind", limit.as_secs());
+    }
+}
+
 /// Waits for Redis, says what it does not promise if it is not ours, and reads the register.
-async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
+async fn begin(app: &App, refresher: &mut Refresher, ours: bool) -> anyhow::Result<()> {
     wait_for(&app.ledger, ours).await;
     if !ours {
         // It may be gone again before it was asked: then it is waited for again.
@@ -116,7 +134,7 @@ async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
             tracing::warn!("not promised with this Redis: {shortcoming}");
         }
     }
-    app.refresh().await.context("reading the register")
+    refresher.refresh().await.context("reading the register")
 }
 
 /// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.

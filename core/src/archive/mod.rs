@@ -5,6 +5,7 @@
 
 mod campaigns;
 mod claims;
+mod register;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use sqlx::{AnyConnection, AnyPool};
 
 pub use campaigns::{Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, DrainError, Totals};
+pub use register::Stamp;
 
 /// Connections kept; the drain, the admin calls and look-ups share them.
 const CONNECTIONS_MAX: u32 = 8;
