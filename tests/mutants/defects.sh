@@ -2,10 +2,10 @@
 # shellcheck shell=bash disable=SC2016
 
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
-defect ack_before_commit core/src/outbox.rs \
-    '            match self.archive.drain(&known.campaign().id, &read.entries).await {' \
-    '            self.ledger.acknowledge(&known.keys, &read.entries).await?;
-            match self.archive.drain(&known.campaign().id, &read.entries).await {'
+defect ack_before_commit core/src/jobs/outbox_relay.rs \
+    '            let committed = self.drain.archive.drain(&campaign.id, &read.entries);' \
+    '            self.drain.ledger.acknowledge(&known.keys, &read.entries).await?;
+            let committed = self.drain.archive.drain(&campaign.id, &read.entries);'
 defect recovery_skips_the_outbox core/src/recovery.rs \
     'max(campaign.epoch) + 1;
         self.drain_all(known).await?;

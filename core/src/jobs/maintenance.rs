@@ -29,8 +29,9 @@ const TICKS_A_ROUND: usize = 40;
 const TICKS_A_LAG: u64 = 4;
 /// How old the oldest entry of an outbox is when another core may have read it and gone away.
 const LEFTOVER_AGE: Duration = Duration::from_secs(5);
-/// Campaigns in trouble that are worked on at once, and campaigns whose holds are given back at once.
-const WORK_MAX: usize = 16;
+/// Campaigns in trouble that are worked on at once: fewer than there are connections to SQL, which each of them needs.
+const WORK_MAX: usize = 4;
+/// Campaigns whose holds are given back at once.
 const SWEEPS_MAX: usize = 8;
 /// The longest that one campaign may be worked on before it is left to the next try: a load takes 15 s for a million claims.
 const WORK_TIME_MAX: Duration = Duration::from_secs(600);
@@ -58,6 +59,8 @@ pub struct Maintenance {
     /// Campaigns yet to be looked at in this round.
     round: Vec<Arc<Known>>,
     looks_a_tick: usize,
+    /// Whether the last look failed.
+    blind: bool,
     /// Whose outbox has entries, and when the oldest was written.
     lagging: HashMap<CampaignId, Timestamp>,
     /// Campaigns that were asked to leave Redis, and until when they are not asked again.
@@ -133,6 +136,7 @@ impl Maintenance {
             sweeps: JoinSet::new(),
             round: Vec::new(),
             looks_a_tick: 0,
+            blind: false,
             lagging: HashMap::new(),
             leaving: HashMap::new(),
         }
@@ -164,9 +168,8 @@ impl Maintenance {
             tokio::select! {
                 _ = ticks.tick() => {
                     tick += 1;
-                    if let Err(error) = self.look(tick).await {
-                        tracing::debug!(%error, "campaigns at rest are not looked at");
-                    }
+                    let looked = self.look(tick).await;
+                    self.tell_blindness(looked);
                 }
                 () = notices.trouble.arrived() => {}
                 () = notices.holds.arrived() => {}
@@ -296,6 +299,16 @@ impl Maintenance {
         }
         self.tell_lag(survey.now);
         Ok(())
+    }
+
+    /// Says once that campaigns at rest cannot be looked at, until they can be again.
+    fn tell_blindness(&mut self, looked: Result<(), LedgerError>) {
+        if let Err(error) = &looked
+            && !self.blind
+        {
+            tracing::warn!(%error, "campaigns at rest are not looked at");
+        }
+        self.blind = looked.is_err();
     }
 
     /// What follows from a look at a campaign.
