@@ -6,11 +6,11 @@
 -- ARGV  entry id
 --
 -- Replies
---   1 when moved, 0 when it was gone
+--   1 when moved, 0 when it was gone: then it is only taken off the list of what was read and not acknowledged, where it
+--   would be met for ever
 
 local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
-if not entry then return 0 end
-redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], unpack(entry[2]))
+if entry then redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], unpack(entry[2])) end
 redis.call('XACK', KEYS[1], 'drain', ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
-return 1
+return entry and 1 or 0

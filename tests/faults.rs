@@ -16,6 +16,8 @@ mod export;
 mod failover;
 #[path = "faults/flow.rs"]
 mod flow;
+#[path = "faults/jobs.rs"]
+mod jobs;
 #[path = "faults/keys.rs"]
 mod keys;
 #[path = "faults/killed.rs"]

@@ -1,13 +1,10 @@
-//! What every handler works with, and how core is put together and taken apart.
+//! What every handler works with.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
 
 use crate::archive::{Archive, ArchiveError};
 use crate::archived;
@@ -19,13 +16,8 @@ use crate::http::claims::no_such_claim;
 use crate::ledger::record::Record;
 use crate::ledger::scripts::Counters;
 use crate::ledger::{Ledger, LedgerError};
-use crate::metrics;
 use crate::reconcile::Reconciler;
 use crate::recovery::{Recovery, RecoveryError};
-
-/// How often the register is read for changes that other cores made, and Redis and SQL are asked how they are.
-const REFRESH: Duration = Duration::from_secs(1);
-const REGISTER_PAGE: u32 = 1000;
 
 /// Shared by all handlers; cheap to clone.
 #[derive(Debug, Clone)]
@@ -51,8 +43,8 @@ pub struct Parts {
     /// Requests handled at once, per listener.
     pub concurrency_max: usize,
     serving: AtomicBool,
-    redis_up: AtomicBool,
-    sql_up: AtomicBool,
+    pub(crate) redis_up: AtomicBool,
+    pub(crate) sql_up: AtomicBool,
 }
 
 impl std::ops::Deref for App {
@@ -202,47 +194,13 @@ impl App {
         }
     }
 
-    async fn apply(&self, known: &Known) -> Result<(), LedgerError> {
+    /// Puts the campaign's rules into force in Redis.
+    pub(crate) async fn apply(&self, known: &Known) -> Result<(), LedgerError> {
         let campaign = known.campaign();
         self.ledger.change(known, &campaign).await?;
         self.gate.changed(&campaign.id);
         known.applied(campaign.version);
         Ok(())
-    }
-
-    /// Takes in every campaign of the register, and puts what has changed into force in Redis.
-    pub async fn refresh(&self) -> Result<(), ArchiveError> {
-        let mut after = String::new();
-        loop {
-            let page = self.archive.campaigns(&after, REGISTER_PAGE).await?;
-            let Some(last) = page.last else { return Ok(()) };
-            after = last;
-            for campaign in page.campaigns {
-                let known = self.campaigns.learn(campaign);
-                if known.is_due()
-                    && let Err(error) = self.apply(&known).await
-                {
-                    tracing::warn!(%error, campaign = %known.campaign().id, "rules not in force yet");
-                }
-            }
-        }
-    }
-
-    /// Refreshes, and asks Redis and SQL how they are, until `stop` turns true.
-    pub async fn watch(self, mut stop: watch::Receiver<bool>) {
-        let mut ticks = interval(REFRESH);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                _ = stop.wait_for(|stop| *stop) => return,
-            }
-            self.metrics.run_upkeep();
-            let redis = self.ledger.ping().await;
-            note_health(&self.redis_up, "redis", redis.as_ref().err().map(ToString::to_string));
-            let sql = self.refresh().await;
-            note_health(&self.sql_up, "sql", sql.as_ref().err().map(ToString::to_string));
-        }
     }
 
     /// Compares Redis and SQL.
@@ -270,15 +228,5 @@ impl App {
     /// For ids that lead nowhere.
     pub fn no_such_campaign() -> Problem {
         Problem::new(Code::CampaignNotFound, "there is no such campaign")
-    }
-}
-
-fn note_health(up: &AtomicBool, part: &'static str, error: Option<String>) {
-    let was_up = up.swap(error.is_none(), Ordering::Relaxed);
-    metrics::up(part, error.is_none());
-    match error {
-        Some(error) if was_up => tracing::error!(part, error, "does not answer"),
-        None if !was_up => tracing::info!(part, "answers"),
-        _ => {}
     }
 }

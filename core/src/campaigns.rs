@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use claimgate_shared::CampaignId;
-use tokio::sync::Notify;
 
 use crate::campaign::{Campaign, Reached};
 use crate::ledger::keys::Keys;
+use crate::notices::Notices;
 
 /// A campaign known to this core.
 #[derive(Debug)]
@@ -28,7 +28,15 @@ pub struct Known {
     checked: AtomicU64,
     /// Whether the campaign was ready when last called upon.
     trusted: AtomicBool,
-    trouble: Arc<Notify>,
+    /// Whether the maintenance has been told that it is in trouble, and has not got over it yet.
+    in_trouble: AtomicBool,
+    /// Whether the relay has been told of something in the outbox that it has not begun to read yet.
+    outbox_told: AtomicBool,
+    /// Whether the relay should also look for what a core that is gone has read and left lying.
+    leftovers: AtomicBool,
+    /// When the next hold falls due as far as is known, in milliseconds since `began`; `u64::MAX` for none.
+    hold_due_ms: AtomicU64,
+    notices: Arc<Notices>,
 }
 
 /// After so long the calendar is laid out anew, so that it always reaches far ahead.
@@ -37,8 +45,11 @@ const CALENDAR_AGE_MAX: Duration = Duration::from_hours(1);
 /// So long after a decision the next one is expected.
 const BUSY_MS: u64 = 20;
 
+/// Two readings of when one and the same hold falls due differ by less.
+const EARLIER_MS: u64 = 20;
+
 impl Known {
-    fn new(campaign: Campaign, trouble: Arc<Notify>) -> Self {
+    fn new(campaign: Campaign, notices: Arc<Notices>) -> Self {
         Self {
             keys: Keys::of(&campaign.id),
             sequence: AtomicU64::new(campaign.reached.sequence),
@@ -49,19 +60,79 @@ impl Known {
             applied: Mutex::default(),
             checked: AtomicU64::new(0),
             trusted: AtomicBool::new(false),
-            trouble,
+            in_trouble: AtomicBool::new(false),
+            outbox_told: AtomicBool::new(false),
+            leftovers: AtomicBool::new(false),
+            hold_due_ms: AtomicU64::new(u64::MAX),
+            notices,
         }
     }
 
-    /// Takes note that the campaign is not ready, and wakes the recovery.
+    /// Takes note that the campaign is not ready, and tells the maintenance, once until [`Self::looked_after`].
     pub fn distrust(&self) {
         self.trusted.store(false, Ordering::Release);
-        self.trouble.notify_one();
+        self.needs_a_look();
     }
 
-    /// Takes note that the campaign is ready.
+    /// Tells the maintenance to look after the campaign, once until [`Self::looked_after`].
+    pub fn needs_a_look(&self) {
+        if !self.in_trouble.swap(true, Ordering::AcqRel) {
+            self.notices.trouble.put(self.campaign().id.clone());
+        }
+    }
+
+    /// Takes note that the maintenance is done with it: from now on trouble is told again.
+    pub fn looked_after(&self) {
+        self.in_trouble.store(false, Ordering::Release);
+    }
+
+    /// Takes note that the campaign is ready. What its outbox held before is for the relay to read now.
     pub fn trust(&self) {
-        self.trusted.store(true, Ordering::Release);
+        if !self.trusted.swap(true, Ordering::AcqRel) {
+            self.has_events();
+        }
+    }
+
+    /// Tells the relay that the outbox may hold something, once until [`Self::relaying`].
+    pub fn has_events(&self) {
+        if !self.outbox_told.swap(true, Ordering::AcqRel) {
+            self.notices.outbox.put(self.campaign().id.clone());
+        }
+    }
+
+    /// Tells the relay that entries lie in the outbox which another core may have read before it went away.
+    pub fn has_leftovers(&self) {
+        self.leftovers.store(true, Ordering::Release);
+        self.has_events();
+    }
+
+    /// Takes note that the outbox is about to be read: what is written from now on is told again. Whether there may be
+    /// leftovers of other cores.
+    pub fn relaying(&self) -> bool {
+        self.outbox_told.store(false, Ordering::Release);
+        self.leftovers.swap(false, Ordering::AcqRel)
+    }
+
+    /// Takes note that a hold falls due after `left`, and tells the maintenance if that is earlier than it knows of.
+    pub fn hold_due_in(&self, left: Duration) {
+        let due_ms = self.age_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        let earlier = |known_ms: u64| (due_ms.saturating_add(EARLIER_MS) < known_ms).then_some(due_ms);
+        if self.hold_due_ms.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier).is_ok() {
+            self.notices.holds.put(self.campaign().id.clone());
+        }
+    }
+
+    /// How long until the next hold falls due, as far as is known; zero when one is due.
+    pub fn next_hold(&self) -> Option<Duration> {
+        match self.hold_due_ms.load(Ordering::Acquire) {
+            u64::MAX => None,
+            due_ms => Some(Duration::from_millis(due_ms.saturating_sub(self.age_ms()))),
+        }
+    }
+
+    /// Takes note that due holds are about to be given back: what falls due from now on is told again.
+    pub fn sweeping(&self) {
+        self.hold_due_ms.store(u64::MAX, Ordering::Release);
     }
 
     /// Whether the campaign was ready when last called upon; one never called upon is not trusted yet.
@@ -98,10 +169,12 @@ impl Known {
         }
     }
 
-    /// Takes note that the campaign has come so far.
+    /// Takes note that the campaign has come so far. Events not heard of before wait in the outbox.
     pub fn saw(&self, reached: Reached) {
         self.sequence.fetch_max(reached.sequence, Ordering::AcqRel);
-        self.events.fetch_max(reached.events, Ordering::AcqRel);
+        if self.events.fetch_max(reached.events, Ordering::AcqRel) < reached.events {
+            self.has_events();
+        }
     }
 
     /// Takes note that Redis has decided claims for this core.
@@ -155,7 +228,7 @@ impl Known {
 #[derive(Debug, Default)]
 pub struct Campaigns {
     by_id: RwLock<HashMap<CampaignId, Arc<Known>>>,
-    trouble: Arc<Notify>,
+    notices: Arc<Notices>,
 }
 
 impl Campaigns {
@@ -164,9 +237,9 @@ impl Campaigns {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).map(Arc::clone)
     }
 
-    /// Waits until some campaign is found not to be ready.
-    pub async fn trouble(&self) {
-        self.trouble.notified().await;
+    /// What campaigns want done.
+    pub fn notices(&self) -> &Notices {
+        &self.notices
     }
 
     /// All of them.
@@ -181,7 +254,7 @@ impl Campaigns {
             known.learn(campaign);
             return Arc::clone(known);
         }
-        let known = Arc::new(Known::new(campaign.clone(), Arc::clone(&self.trouble)));
+        let known = Arc::new(Known::new(campaign.clone(), Arc::clone(&self.notices)));
         by_id.insert(campaign.id, Arc::clone(&known));
         known
     }

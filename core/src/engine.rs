@@ -9,9 +9,9 @@ use crate::app::App;
 use crate::archive::Archive;
 use crate::gate::Gate;
 use crate::http::auth::Gatekeeper;
+use crate::jobs::outbox_relay::Drain;
 use crate::ledger::Ledger;
 use crate::metrics::PrometheusHandle;
-use crate::outbox::Drain;
 use crate::recovery::Recovery;
 
 /// What an engine is made from.

@@ -4,6 +4,7 @@
 //! the next. There is no timer: an idle lane sends at once.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use claimgate_shared::{
@@ -65,6 +66,8 @@ pub struct Gate {
 struct Lane {
     waiting: mpsc::Sender<Waiting>,
     sold_out: Arc<SoldOut>,
+    /// Whether a claim came by since this was last asked.
+    used: AtomicBool,
 }
 
 /// A claim that waits for its decision.
@@ -118,8 +121,18 @@ impl Gate {
         }
     }
 
+    /// Drops the lanes that no claim has come by since this was last called, with what they know by heart; how many.
+    pub fn drop_idle_lanes(&self) -> usize {
+        let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
+        let before = lanes.len();
+        // Whoever still waits for a decision holds the lane: it was handed out under the lock that is held here.
+        lanes.retain(|_, lane| lane.used.swap(false, Ordering::Relaxed) || Arc::strong_count(lane) > 1);
+        before - lanes.len()
+    }
+
     fn lane(&self, known: &Arc<Known>, id: &CampaignId) -> Arc<Lane> {
         if let Some(lane) = self.lanes.read().unwrap_or_else(PoisonError::into_inner).get(id) {
+            lane.used.store(true, Ordering::Relaxed);
             return Arc::clone(lane);
         }
         let mut lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +145,7 @@ impl Gate {
                 sold_out: Arc::clone(&sold_out),
             };
             tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
-            Arc::new(Lane { waiting, sold_out })
+            Arc::new(Lane { waiting, sold_out, used: AtomicBool::new(true) })
         });
         Arc::clone(lane)
     }
@@ -246,4 +259,42 @@ fn decision(
     };
     let left = |total| u32::try_from(u64::from(total).saturating_sub(taken)).unwrap_or(u32::MAX);
     Ok(Decision { outcome, remaining: decided.total.map(left), version: decided.version })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive::{Archive, sqlite_url};
+    use crate::campaign::NewCampaign;
+    use crate::campaigns::Campaigns;
+
+    /// A gate before a Redis that nobody runs: each claim gets an error, and a lane.
+    async fn gate(folder: &tempfile::TempDir) -> Gate {
+        let archive = Archive::open(&sqlite_url(&folder.path().join("register"))).await.unwrap();
+        let client = redis::Client::open("redis+unix:///nowhere/redis.sock").unwrap();
+        Gate::new(Arc::new(Ledger::new(client, archive, 1)), BATCH_MAX)
+    }
+
+    fn known(campaigns: &Campaigns, id: &str) -> Arc<Known> {
+        let body = format!(r#"{{"id":"{id}","name":"x","starts_at":"2026-01-01T00:00:00Z"}}"#);
+        campaigns.learn(NewCampaign::parse(body.as_bytes()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_lane_goes_once_no_claim_has_come_by_for_a_while_and_comes_back_with_the_next() {
+        let (folder, campaigns) = (tempfile::tempdir().unwrap(), Campaigns::default());
+        let gate = gate(&folder).await;
+        let (busy, idle) = (known(&campaigns, "busy"), known(&campaigns, "idle"));
+        for known in [&busy, &idle] {
+            gate.lane(known, &known.campaign().id);
+        }
+        assert_eq!(gate.drop_idle_lanes(), 0, "each was used since its beginning");
+        let waiting = gate.lane(&busy, &busy.campaign().id);
+        assert_eq!(gate.drop_idle_lanes(), 1, "the idle one goes");
+        assert_eq!(gate.drop_idle_lanes(), 0, "one that somebody waits in stays");
+        drop(waiting);
+        assert_eq!(gate.drop_idle_lanes(), 1);
+        let again = gate.lane(&idle, &idle.campaign().id);
+        assert!(!again.waiting.is_closed(), "a new worker takes what comes");
+    }
 }

@@ -1,7 +1,7 @@
 //! claimgate's core: decides claims in Redis, and hands them through an outbox to SQL.
 //!
-//! `http` takes requests, `gate` makes batches of claims, `ledger` has Redis decide them, `outbox` moves what was
-//! decided into `archive`. Each only knows the next.
+//! `http` takes requests, `gate` makes batches of claims, `ledger` has Redis decide them, `jobs` move what was decided
+//! into `archive` and look after campaigns. Each only knows the next.
 
 pub mod app;
 pub mod archive;
@@ -15,10 +15,11 @@ pub mod data_dir;
 pub mod engine;
 pub mod gate;
 pub mod http;
+pub mod jobs;
 pub mod ledger;
 pub mod lock;
 pub mod metrics;
-pub mod outbox;
+pub mod notices;
 pub mod reconcile;
 pub mod recovery;
 pub mod serve;

@@ -21,6 +21,7 @@ const OUTBOX_EVENTS: &str = "claimgate_outbox_events";
 const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
 const DRAINED: &str = "claimgate_drained_events_total";
 const POISON: &str = "claimgate_poison_entries_total";
+const DELETED: &str = "claimgate_deleted_entries_total";
 const UP: &str = "claimgate_up";
 const LOADS: &str = "claimgate_loads_total";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
@@ -44,9 +45,14 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(FROM_MEMORY, "Of the claims refused as sold out: those for which Redis was not asked");
     describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
     describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events that wait for SQL, by campaign");
-    describe_gauge!(OUTBOX_LAG_SECONDS, Unit::Seconds, "Age of the oldest event of the last drained batch");
+    describe_gauge!(
+        OUTBOX_LAG_SECONDS,
+        Unit::Seconds,
+        "Age of the oldest entry in any outbox: it rises while SQL hears of nothing"
+    );
     describe_counter!(DRAINED, "Events committed to SQL");
     describe_counter!(POISON, "Outbox entries that no core has written");
+    describe_counter!(DELETED, "Outbox entries that somebody deleted before SQL had heard of them");
     describe_gauge!(UP, "1 while the part answers: redis, sql");
     describe_counter!(LOADS, "Campaigns loaded from SQL into Redis");
     describe_counter!(REDIS_STARTS, "Starts of the supervised Redis");
@@ -90,10 +96,14 @@ pub fn undecided(error: &LedgerError) {
     counter!(DECISIONS, "result" => result).increment(1);
 }
 
-/// Events committed to SQL, the oldest of them so old.
-pub fn drained(events: u64, oldest: Duration) {
+/// Events committed to SQL.
+pub fn drained(events: u64) {
     counter!(DRAINED).increment(events);
-    gauge!(OUTBOX_LAG_SECONDS).set(oldest);
+}
+
+/// The oldest entry of all outboxes is so old; zero when there is none.
+pub fn outbox_lag(age: Duration) {
+    gauge!(OUTBOX_LAG_SECONDS).set(age);
 }
 
 /// Events that wait for SQL.
@@ -105,6 +115,11 @@ pub fn outbox_events(campaign: &str, events: u64) {
 /// An entry in an outbox that no core has written.
 pub fn poison(entries: u64) {
     counter!(POISON).increment(entries);
+}
+
+/// An outbox entry that was deleted before it was relayed.
+pub fn deleted_entries(entries: u64) {
+    counter!(DELETED).increment(entries);
 }
 
 /// Whether a part answers.

@@ -5,14 +5,12 @@
 //! let an old drain exceed a limit. Whoever suspends makes every older loader late, wherever it stands: leases only save
 //! work. A campaign that was just created comes into Redis in the same way.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_shared::{CampaignId, Timestamp, UserId};
+use claimgate_shared::{Timestamp, UserId};
 use futures_util::StreamExt as _;
-use tokio::sync::watch;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, sleep};
 
 use crate::archive::{Archive, ArchiveError, DrainError};
 use crate::campaign::{Archived, Campaign, Reached};
@@ -32,31 +30,9 @@ const LEASE: Duration = Duration::from_secs(5);
 const STEADY_MIN: Duration = Duration::from_secs(3600);
 /// Campaigns whose keys are removed in one go.
 const DROPS_MAX: u32 = 100;
-/// How often campaigns that nobody calls upon are looked at.
-const LOOK: Duration = Duration::from_secs(1);
 /// How long a caller waits for a campaign that another core is loading, and how often it looks.
 const READY_WAIT: Duration = Duration::from_secs(1);
 const READY_LOOK: Duration = Duration::from_millis(10);
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
-
-/// How long a campaign that cannot be brought back is left alone: longer each time.
-#[derive(Debug, Default)]
-struct Pause {
-    length: Duration,
-    until: Option<Instant>,
-}
-
-impl Pause {
-    fn is_over(&self) -> bool {
-        self.until.is_none_or(|until| until <= Instant::now())
-    }
-
-    fn begin(&mut self) {
-        self.length = (self.length * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-        self.until = Some(Instant::now() + self.length);
-    }
-}
 
 /// Brings campaigns back.
 #[derive(Debug)]
@@ -120,34 +96,6 @@ impl Recovery {
     /// For campaigns of `archive` in the Redis behind `ledger`; knows none yet.
     pub fn new(ledger: Arc<Ledger>, archive: Archive, archive_after: Duration) -> Self {
         Self { ledger, archive, campaigns: Arc::default(), archive_after, clocks: Clocks::default() }
-    }
-
-    /// Looks after all campaigns until `stop` turns true.
-    pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
-        let mut looks = interval(LOOK);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut pauses: HashMap<CampaignId, Pause> = HashMap::new();
-        loop {
-            tokio::select! {
-                _ = looks.tick() => {}
-                () = self.campaigns.trouble() => {}
-                _ = stop.wait_for(|stop| *stop) => return,
-            }
-            for known in self.campaigns.all() {
-                let campaign = known.campaign();
-                let pause = pauses.entry(campaign.id.clone()).or_default();
-                if pause.is_over() {
-                    match self.look_after(&known).await {
-                        Ok(Recovered::Ready | Recovered::Loaded(_)) => *pause = Pause::default(),
-                        Ok(Recovered::Elsewhere) => pause.begin(),
-                        Err(error) => {
-                            pause.begin();
-                            tracing::warn!(%error, campaign = %campaign.id, "not ready");
-                        }
-                    }
-                }
-            }
-        }
     }
 
     /// Brings one campaign into Redis if it is not ready, or waits until another core has; 1 s at most.

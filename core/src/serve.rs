@@ -1,4 +1,4 @@
-//! `claimgate serve`, as a recipe: Redis, SQL, the drain, two listeners, until told to stop.
+//! `claimgate serve`, as a recipe: Redis, SQL, the jobs, two listeners, until told to stop.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::app::App;
 use crate::archive::Archive;
@@ -17,6 +17,8 @@ use crate::config::{self, Config};
 use crate::engine::{self, Engine};
 use crate::http;
 use crate::http::auth::Gatekeeper;
+use crate::jobs::maintenance::Maintenance;
+use crate::jobs::refresher::Refresher;
 use crate::ledger::Ledger;
 use crate::ledger::embedded::{Embedded, Settings};
 use crate::metrics;
@@ -27,6 +29,13 @@ const REDIS_PATIENCE: Duration = Duration::from_secs(5);
 const REDIS_POLL: Duration = Duration::from_millis(5);
 /// How often core says in the database that it serves; a third of what a starting core listens for.
 const RENEW: Duration = Duration::from_secs(1);
+/// How long the listeners may take to stop; connections have 5 s of it to finish.
+const LISTENERS_MAX: Duration = Duration::from_secs(6);
+/// How long the jobs may take to stop, and then the connections to SQL to close. With the 5 s that Redis gets, all that
+/// stopping takes is 14 s at most, whatever hangs.
+const JOBS_MAX: Duration = Duration::from_secs(2);
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+const STOP_POLL: Duration = Duration::from_millis(5);
 
 /// Runs core until SIGTERM or SIGINT.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
@@ -67,15 +76,15 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let admin = tokio::spawn(http::serve(admin_listener, http::admin(app.clone()), serving.clone()));
     let mut told = pin!(told_to_stop());
     // Redis may have a long file to load: core already answers that it is alive, and not ready.
+    let mut refresher = Refresher::new(app.clone());
+    let mut outcome = Ok(());
     tokio::select! {
-        begun = begin(&app, embedded.is_some(), config.take_over) => {
+        begun = begin(&app, &mut refresher, embedded.is_some(), config.take_over) => {
             let right = begun?;
             app.set_serving(true);
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
-            let workers = [
-                tokio::spawn(Arc::clone(&app.recovery).run(serving.clone())),
-                tokio::spawn(app.clone().watch(serving)),
-            ];
+            let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&app.recovery)).run(serving.clone()));
+            let refresher = tokio::spawn(refresher.run(serving));
             let drain = drain.spawn(draining)?;
             let ended = tokio::select! {
                 told = &mut told => told,
@@ -84,26 +93,36 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             app.set_serving(ended.is_ok());
             tracing::info!("stopping");
             stop_serving.send_replace(true);
-            let _ = tokio::join!(internal, admin);
-            // Drained until the last answer is out; what is left then waits in the outbox for the next start.
+            in_time("the listeners", LISTENERS_MAX, async { tokio::join!(internal, admin) }).await;
+            // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
             stop_draining.send_replace(true);
-            for worker in workers {
-                let _ = worker.await;
-            }
-            let _ = tokio::task::spawn_blocking(|| drain.join()).await;
-            ended?;
+            in_time("the jobs", JOBS_MAX, async {
+                let _ = tokio::join!(maintenance, refresher);
+                while !drain.is_finished() {
+                    sleep(STOP_POLL).await;
+                }
+            })
+            .await;
+            outcome = ended;
         }
-        stopped = &mut told => stopped?,
+        stopped = &mut told => outcome = stopped,
     }
-    archive.close().await;
+    in_time("the connections to SQL", CLOSE_MAX, archive.close()).await;
     if let Some(embedded) = &mut embedded {
         embedded.stop();
     }
-    Ok(())
+    outcome
+}
+
+/// One step of stopping: what has not come to its end by then is left behind, and ends with the process.
+async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) {
+    if timeout(limit, step).await.is_err() {
+        tracing::warn!("stopping: {what} did not end within {} s; left behind", limit.as_secs());
+    }
 }
 
 /// Waits for Redis, says what it does not promise if it is not ours, claims the database for it, and reads the register.
-async fn begin(app: &App, ours: bool, take_over: bool) -> anyhow::Result<Serving> {
+async fn begin(app: &App, refresher: &mut Refresher, ours: bool, take_over: bool) -> anyhow::Result<Serving> {
     wait_for(&app.ledger, ours).await;
     if !ours {
         // It may be gone again before it was asked: then it is waited for again.
@@ -121,7 +140,7 @@ async fn begin(app: &App, ours: bool, take_over: bool) -> anyhow::Result<Serving
     // A SQLite file lies in the data folder, which this core has locked: no other one can be at work on it.
     let alone = take_over || app.archive.is_sqlite();
     let right = Serving::claim(Arc::clone(&app.ledger), app.archive.clone(), alone).await?;
-    app.refresh().await.context("reading the register")?;
+    refresher.refresh().await.context("reading the register")?;
     Ok(right)
 }
 

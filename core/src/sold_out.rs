@@ -23,6 +23,8 @@ const HEARD_MAX: Duration = Duration::from_millis(100);
 const ASK: Duration = Duration::from_millis(25);
 /// When nobody has been refused for so long, Redis is no longer asked.
 const IDLE_MAX: Duration = Duration::from_secs(1);
+/// When nobody has been refused for so long after that, the names go: a million of them are 19 MB.
+const KEPT: Duration = Duration::from_secs(60);
 /// Reading one user's name costs Redis about as much as so many parts of a refusal: names are read once the refusals
 /// that went to Redis have cost as much.
 const USERS_A_REFUSAL: u64 = 16;
@@ -42,6 +44,8 @@ pub struct SoldOut {
     /// Whether somebody was refused since this was last asked.
     used: AtomicBool,
     watched: AtomicBool,
+    /// How often it was watched.
+    watches: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -49,7 +53,7 @@ struct Memory {
     version: u64,
     /// The most a user without claims may ask for before another limit refuses.
     most: u64,
-    /// In which epoch and up to which sequence the users are known.
+    /// In which epoch and up to which sequence the users are known; epoch 0 where they are not.
     known_to: (u64, u64),
     /// Everyone who has a claim, by a hash: of two users with the same one, both are sent to Redis.
     users: HashSet<u64>,
@@ -66,6 +70,7 @@ impl Default for SoldOut {
             refusals: AtomicU64::new(0),
             used: AtomicBool::new(false),
             watched: AtomicBool::new(false),
+            watches: AtomicU64::new(0),
         }
     }
 }
@@ -77,7 +82,8 @@ impl SoldOut {
             return None;
         }
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        let certain = u64::from(quantity.get()) <= memory.most
+        let certain = memory.known_to.0 > 0
+            && u64::from(quantity.get()) <= memory.most
             && !memory.users.contains(&self.hasher.hash_one(user.as_str().as_bytes()));
         if !certain {
             return None;
@@ -95,13 +101,26 @@ impl SoldOut {
             return;
         }
         let (this, ledger, known) = (Arc::clone(self), Arc::clone(ledger), Arc::clone(known));
+        let watch = self.watches.fetch_add(1, Ordering::AcqRel) + 1;
         tokio::spawn(async move {
             if let Err(error) = this.watch(&ledger, &known).await {
                 tracing::debug!(%error, "sold out, but not known by heart");
             }
             this.until_us.store(0, Ordering::Release);
             this.watched.store(false, Ordering::Release);
+            drop((ledger, known));
+            sleep(KEPT).await;
+            this.put_away(watch);
         });
+    }
+
+    /// Frees the names, unless another watch has begun since the one of that number.
+    fn put_away(&self, watch: u64) {
+        let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
+        if self.watches.load(Ordering::Acquire) == watch {
+            // Nobody is refused by what is not known: `refuses` asks under this very lock.
+            *memory = Memory::default();
+        }
     }
 
     /// Takes note that this core has given something back or changed the rules: Redis has to tell at once.
@@ -172,5 +191,35 @@ impl SoldOut {
         let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
         (memory.known_to, memory.users) = (known_to, users);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sold_out_with(users: u64) -> SoldOut {
+        let sold_out = SoldOut::default();
+        let hashes = (0..users).map(|user| sold_out.hasher.hash_one(format!("u{user}").as_bytes())).collect();
+        *sold_out.memory.write().unwrap() =
+            Memory { version: 1, most: 1, known_to: (1, users), users: hashes };
+        sold_out.until_us.store(u64::MAX, Ordering::Release);
+        sold_out
+    }
+
+    fn refuses(sold_out: &SoldOut, user: &str) -> bool {
+        sold_out.refuses(&user.parse().unwrap(), Quantity::try_from(1).unwrap()).is_some()
+    }
+
+    #[test]
+    fn names_go_with_the_last_watch_and_without_them_nobody_is_refused() {
+        let sold_out = sold_out_with(10_000);
+        sold_out.watches.store(2, Ordering::Release);
+        assert!(refuses(&sold_out, "late") && !refuses(&sold_out, "u7"));
+        sold_out.put_away(1);
+        assert!(refuses(&sold_out, "late"), "another watch had begun");
+        sold_out.put_away(2);
+        assert_eq!(sold_out.memory.read().unwrap().users.capacity(), 0, "the names are freed");
+        assert!(!refuses(&sold_out, "late") && !refuses(&sold_out, "u7"), "now Redis has to tell");
     }
 }

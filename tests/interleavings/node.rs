@@ -11,18 +11,21 @@ use claimgate_core::archive::Archive;
 use claimgate_core::engine::{Engine, Settings};
 use claimgate_core::http;
 use claimgate_core::http::auth::{Caller, Credentials, Gatekeeper, Tokens};
+use claimgate_core::jobs::refresher::Refresher;
 use claimgate_core::metrics;
 use claimgate_shared::CampaignId;
 use http_body_util::BodyExt as _;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 const TOKEN: &str = "the-token-of-the-interleavings-0123456789";
 
 /// An engine with its routes.
 pub struct Node {
     pub engine: Engine,
+    refresher: Mutex<Refresher>,
     internal: Router,
     admin: Router,
 }
@@ -70,7 +73,8 @@ impl Node {
         let engine = engine.expect("a Redis address");
         engine.app.set_serving(true);
         let (internal, admin) = (http::internal(engine.app.clone()), http::admin(engine.app.clone()));
-        Self { engine, internal, admin }
+        let refresher = Mutex::new(Refresher::new(engine.app.clone()));
+        Self { engine, refresher, internal, admin }
     }
 
     /// A call to the admin's listener.
@@ -85,7 +89,7 @@ impl Node {
 
     /// What core does every second: reads the register.
     pub async fn refresh(&self) -> String {
-        format!("{:?}", self.engine.app.refresh().await)
+        format!("{:?}", self.refresher.lock().await.refresh().await)
     }
 
     /// What core does every second, and at once for a campaign in trouble.

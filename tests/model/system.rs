@@ -8,9 +8,9 @@ use claimgate_core::archive::{Archive, Change, Changed, ClaimCursor, ClaimRow, s
 use claimgate_core::campaign::{Campaign, NewCampaign};
 use claimgate_core::campaigns::Known;
 use claimgate_core::gate::{Decision, Gate, GateError};
+use claimgate_core::jobs::outbox_relay::Drain;
 use claimgate_core::ledger::scripts::Counters;
 use claimgate_core::ledger::{Ledger, Settlement as CoreSettlement};
-use claimgate_core::outbox::Drain;
 use claimgate_core::recovery::{Recovered, Recovery};
 use claimgate_shared::campaign::Switch as CoreSwitch;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};

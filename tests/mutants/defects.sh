@@ -1,11 +1,11 @@
-# The defects, read by run.sh: defect NAME FILE OLD NEW.
+# The defects, read by run.sh: defect NAME FILE OLD NEW [TEST FILTER].
 # shellcheck shell=bash disable=SC2016
 
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
-defect ack_before_commit core/src/outbox.rs \
-    '            match self.archive.drain(&known.campaign().id, &read.entries).await {' \
-    '            self.ledger.acknowledge(&known.keys, &read.entries).await?;
-            match self.archive.drain(&known.campaign().id, &read.entries).await {'
+defect ack_before_commit core/src/jobs/outbox_relay.rs \
+    '            let committed = self.drain.archive.drain(&campaign.id, &read.entries);' \
+    '            self.drain.ledger.acknowledge(&known.keys, &read.entries).await?;
+            let committed = self.drain.archive.drain(&campaign.id, &read.entries);'
 defect recovery_skips_the_outbox core/src/recovery.rs \
     '        self.drain_all(known).await?;
         // Of an older epoch' \
@@ -77,3 +77,35 @@ defect no_shebang lua/prelude.lua '#!lua
 ' ''
 # The drain, which frees memory, needs none.
 defect drain_needs_memory core/src/ledger/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'
+
+# Two cores: who suspends a campaign makes every older loader late, wherever that stands.
+defect loader_not_fenced lua/load.lua '  if f[1] ~= token then return true end
+' '' faults lock::an_old_token
+defect older_token_suspends lua/suspend.lua \
+    "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
+defect nothing_is_not_suspended lua/suspend.lua \
+    "redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
+  'switch', 'suspended')" \
+    "if layout then
+  redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
+    'switch', 'suspended')
+end" faults lock::an_old_token
+defect epoch_raised_by_a_late_loader core/src/archive/campaigns.rs \
+    'AND epoch = $5 AND token = $6 RETURNING' 'AND epoch = $5 AND $6 >= 0 RETURNING' interleavings regressions
+defect keys_dropped_unguarded lua/drop.lua \
+    "if f[1] == ARGV[1] and f[2] == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
+    "redis.call('UNLINK', unpack(KEYS))" interleavings regressions
+defect eviction_ignores_a_change core/src/archive/campaigns.rs \
+    'AND token = $7 AND version = $8 RETURNING' 'AND token = $7 AND $8 >= 0 RETURNING' interleavings regressions
+
+# Redis and a database that do not belong together.
+defect another_registers_campaign_suspended lua/suspend.lua \
+    "if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end" '' \
+    faults lock::what_is_not_ours
+defect lost_rows_not_rescued core/src/recovery.rs \
+    'if (totals.taken, totals.revisions) == (suspended.taken, revisions) {' \
+    'if totals.revisions < u64::MAX {' faults registers::rows_that_sql_has_lost
+defect another_redis_may_serve core/src/serving.rs \
+    'if there.store_id == store_id {' 'if !there.store_id.is_empty() {' faults registers::a_second_core
+defect index_never_used core/migrations/0002_claims_by_place_and_user.sql \
+    'ON claims (campaign_id, user_id, sequence);' 'ON claims (day, user_id);' faults plans::

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model has to go red on it.
-# A defect whose text is no longer found, or that does not build, is an error: it would prove nothing.
+# Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model has to go red on it, or the
+# test that is named with it. A defect whose text is no longer found, or that does not build, is an error: it would prove
+# nothing.
 #
 #   tests/mutants/run.sh [NAME …]     all of defects.sh, or those named
 #
@@ -26,7 +27,13 @@ copy_tree() {
         done
 }
 
-model() { (cd "$tree" && cargo test --quiet -p claimgate-tests --test model "$@"); }
+# $1 the test binary, the rest for it.
+run_test() { (cd "$tree" && cargo test --quiet -p claimgate-tests --test "$@"); }
+
+# The tests of faults/ run the program itself.
+build() { # $1 the test binary
+    run_test "$1" --no-run && if [ "$1" = faults ]; then (cd "$tree" && cargo build --quiet --bin claimgate); fi
+}
 
 is_wanted() {
     [ ${#wanted[@]} -eq 0 ] && return
@@ -35,9 +42,9 @@ is_wanted() {
     return 1
 }
 
-# defect NAME FILE OLD NEW: OLD stands in FILE exactly once, and becomes NEW.
+# defect NAME FILE OLD NEW [TEST FILTER]: OLD stands in FILE exactly once, and becomes NEW. Those tests have to notice.
 defect() {
-    local name=$1 file=$2 old=$3 new=$4 text rest started
+    local name=$1 file=$2 old=$3 new=$4 test=${5:-model} filter=${6:-the_system} text rest started
     is_wanted "$name" || return 0
     text=$(cat "$root/$file" && echo .)
     rest=${text/"$old"/}
@@ -48,24 +55,24 @@ defect() {
     text=${text/"$old"/"$new"}
     printf '%s' "${text%.}" >"$tree/$file"
     started=$SECONDS
-    if ! model --no-run >"$log/$name" 2>&1; then
+    if ! build "$test" >"$log/$name" 2>&1; then
         tail -n 20 "$log/$name" >&2
         echo "$name: does not build" >&2
         exit 2
     fi
-    if model the_system -- --nocapture >"$log/$name" 2>&1; then
+    if run_test "$test" "$filter" -- --nocapture >"$log/$name" 2>&1; then
         missed+=("$name")
         echo "MISSED  $name ($((SECONDS - started)) s)"
     else
         caught+=("$name")
-        echo "caught  $name ($((SECONDS - started)) s): $(grep -m 1 -E 'fails at operation' "$log/$name" || true)"
+        echo "caught  $name ($((SECONDS - started)) s): $(grep -m 1 -E 'fails at operation|panicked at' "$log/$name" || true)"
     fi
     cat "$root/$file" >"$tree/$file"
 }
 
 copy_tree
 echo "without a defect:"
-model the_system -- --nocapture | grep -E 'SEED|campaigns'
+run_test model the_system -- --nocapture | grep -E 'SEED|campaigns'
 # shellcheck source=tests/mutants/defects.sh
 . "$root/tests/mutants/defects.sh"
 echo "${#caught[@]} mutants caught, ${#missed[@]} missed: ${missed[*]-}"

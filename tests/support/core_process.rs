@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -89,6 +90,8 @@ impl Core {
             .env("CLAIMGATE_API_TOKENS", format!("shop:{API_TOKEN}"))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(folder.path())
+            // As a shell starts it: what a terminal sends goes to the group.
+            .process_group(0)
             .stdin(Stdio::null())
             .stdout(log_file(folder.path()))
             .stderr(log_file(folder.path()));

@@ -52,6 +52,17 @@ impl RedisView {
         self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
     }
 
+    /// How often Redis has run these commands so far; all of them when none is named.
+    pub async fn calls(&self, commands: &[&str]) -> u64 {
+        let info: String = self.query(&["INFO", "commandstats"]).await;
+        let calls = info.lines().filter_map(|line| {
+            let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            let wanted = commands.is_empty() || commands.contains(&command);
+            rest.split(',').next()?.parse::<u64>().ok().filter(|_| wanted)
+        });
+        calls.sum()
+    }
+
     /// The process id of the server.
     pub async fn pid(&self) -> u32 {
         let info: String = self.query(&["INFO", "server"]).await;

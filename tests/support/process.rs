@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 pub use rustix::process::Signal;
-use rustix::process::{Pid, kill_process};
+use rustix::process::{Pid, kill_process, kill_process_group};
 
 type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
@@ -93,6 +93,21 @@ impl Drop for Process {
 pub fn signal_pid(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
     let _ = kill_process(pid, signal);
+}
+
+/// Sends `signal` to the process group that `pid` leads, as a terminal does.
+pub fn signal_group(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
+    kill_process_group(pid, signal).expect("a process group");
+}
+
+/// The processor time that a process has used so far, in milliseconds: the kernel counts it in hundredths of a second.
+pub fn cpu_ms(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process runs");
+    // Behind the name, which may hold anything, the state; utime and stime are the 12th and 13th after it.
+    let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
+    let ticks = |at: usize| fields[at].parse::<u64>().expect("a number of ticks");
+    (ticks(11) + ticks(12)) * 10
 }
 
 /// Whether a process runs: there, and not a zombie that nobody has asked after.

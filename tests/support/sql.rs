@@ -112,14 +112,24 @@ impl Sql {
 
     /// Keeps everybody else from writing claims: SQLite's exclusive lock, or PostgreSQL's on every campaign's row.
     pub async fn hold(&self) -> Held {
-        let mut connection = self.pool.acquire().await.expect("a connection");
-        let statements: &[&'static str] = if self.is_sqlite {
-            &["BEGIN EXCLUSIVE"]
+        if self.is_sqlite {
+            self.hold_by(&["BEGIN EXCLUSIVE".to_owned()]).await
         } else {
-            &["BEGIN", "SELECT id FROM campaigns FOR UPDATE"]
-        };
+            self.hold_by(&["BEGIN".to_owned(), "SELECT id FROM campaigns FOR UPDATE".to_owned()]).await
+        }
+    }
+
+    /// Keeps everybody else from writing one campaign: PostgreSQL's lock on its row.
+    pub async fn hold_campaign(&self, campaign: &str) -> Held {
+        assert!(!self.is_sqlite, "SQLite locks no single row");
+        let lock = format!("SELECT id FROM campaigns WHERE id = '{campaign}' FOR UPDATE");
+        self.hold_by(&["BEGIN".to_owned(), lock]).await
+    }
+
+    async fn hold_by(&self, statements: &[String]) -> Held {
+        let mut connection = self.pool.acquire().await.expect("a connection");
         for statement in statements {
-            let run = sqlx::query(*statement).execute(&mut *connection).await;
+            let run = sqlx::query(sqlx::AssertSqlSafe(statement.clone())).execute(&mut *connection).await;
             run.unwrap_or_else(|error| panic!("{statement}: {error}"));
         }
         Held(connection)

@@ -35,11 +35,6 @@ impl Watched {
 
     /// How many commands that write claims, counters or events Redis has counted.
     pub async fn writes(&self) -> u64 {
-        let info: String = self.redis.query(&["INFO", "commandstats"]).await;
-        let calls = |command: &str| {
-            let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-            line.and_then(|rest| rest.split(',').next()?.parse::<u64>().ok()).unwrap_or(0)
-        };
-        ["hset", "hmset", "hincrby", "hdel", "xadd", "zadd", "zrem"].into_iter().map(calls).sum()
+        self.redis.calls(&["hset", "hmset", "hincrby", "hdel", "xadd", "zadd", "zrem"]).await
     }
 }

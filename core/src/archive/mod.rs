@@ -21,6 +21,7 @@ mod campaigns;
 mod claims;
 mod drain;
 mod pool;
+mod register;
 mod serving;
 mod settlement;
 pub mod statements;
@@ -38,6 +39,7 @@ use campaigns::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
 pub use drain::DrainError;
+pub use register::{Stamp, State};
 pub use settlement::Settled;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.

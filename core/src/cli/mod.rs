@@ -87,7 +87,12 @@ impl Cli {
             Err(error) => return fail(UNAVAILABLE, &error),
         };
         match self.command {
-            Command::Serve(args) => run_core(&runtime, &args),
+            Command::Serve(args) => {
+                let ended = run_core(&runtime, &args);
+                // Whatever core has left behind when it stopped is not waited for.
+                runtime.shutdown_background();
+                ended
+            }
             Command::Campaign(command) => finish(runtime.block_on(command.run())),
             Command::Claim(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),

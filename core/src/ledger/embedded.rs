@@ -6,6 +6,7 @@
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -220,7 +221,8 @@ fn supervise(server: &Path, config: &str, stopped: &mpsc::Receiver<()>) {
     }
 }
 
-/// The configuration goes in through a pipe: it holds the password's hash, and needs no file.
+/// The configuration goes in through a pipe: it holds the password's hash, and needs no file. In a process group of its
+/// own, so that a terminal's Ctrl-C reaches core alone: Redis goes when core has no more use for it.
 fn start(server: &Path, config: &str) -> io::Result<Child> {
     let mut child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "--"])
@@ -229,6 +231,7 @@ fn start(server: &Path, config: &str) -> io::Result<Child> {
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
+        .process_group(0)
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(config.as_bytes())?;

@@ -1,6 +1,5 @@
 //! The outbox: what the scripts wrote for SQL, read back.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp, UserId};
@@ -18,8 +17,8 @@ use super::scripts;
 use super::{Ledger, LedgerError};
 use crate::step;
 
-/// Entries read at once from each campaign's stream.
-const ENTRIES_MAX: usize = 64;
+/// Entries read at once from a campaign's stream.
+pub const ENTRIES_MAX: usize = 64;
 
 /// A claim as it stood after a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +60,7 @@ pub struct Entry {
 pub struct Read {
     /// Entries as core wrote them.
     pub entries: Vec<Entry>,
-    /// Ids of entries that no core has written.
+    /// Ids of entries that no core has written, or that somebody has deleted after they were read.
     pub poison: Vec<String>,
 }
 
@@ -76,6 +75,16 @@ impl Read {
             }
         }
         read
+    }
+
+    /// How many entries it holds, of whatever kind.
+    pub fn len(&self) -> usize {
+        self.entries.len() + self.poison.len()
+    }
+
+    /// Whether there was nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// How many events it holds.
@@ -131,8 +140,8 @@ fn guard(events: &mut [Event], total: u64, mut taken: u64) -> Option<()> {
     Some(())
 }
 
-/// A connection of its own for the drain, since reading waits.
-#[derive(Debug)]
+/// A connection of its own for the relay: its large replies are in nobody's way. Clones share it.
+#[derive(Debug, Clone)]
 pub struct OutboxReader {
     connection: MultiplexedConnection,
     /// This core's name in the consumer group.
@@ -140,19 +149,14 @@ pub struct OutboxReader {
 }
 
 impl OutboxReader {
-    /// What no core has read yet, of every campaign in `keys`; waits up to `wait` for the first.
-    pub async fn read_new(
-        &mut self,
-        keys: &[Keys],
-        wait: Duration,
-    ) -> Result<HashMap<String, Read>, LedgerError> {
-        let block_ms = usize::try_from(wait.as_millis()).unwrap_or(usize::MAX);
-        self.read(keys, ">", StreamReadOptions::default().block(block_ms)).await
+    /// What no core has read yet of a campaign's outbox, [`ENTRIES_MAX`] entries at most; waits for nothing.
+    pub async fn read_new(&mut self, keys: &Keys) -> Result<Read, LedgerError> {
+        self.read(keys, ">").await
     }
 
     /// What this core has read before and not taken off: after a start, or after SQL failed.
-    pub async fn read_again(&mut self, keys: &[Keys]) -> Result<HashMap<String, Read>, LedgerError> {
-        self.read(keys, "0", StreamReadOptions::default()).await
+    pub async fn read_again(&mut self, keys: &Keys) -> Result<Read, LedgerError> {
+        self.read(keys, "0").await
     }
 
     /// Takes over what another core has read and left lying for at least `idle`: that core is dead, or as good as.
@@ -168,19 +172,13 @@ impl OutboxReader {
         Ok(Read::of(reply.claimed))
     }
 
-    async fn read(
-        &mut self,
-        keys: &[Keys],
-        from: &str,
-        options: StreamReadOptions,
-    ) -> Result<HashMap<String, Read>, LedgerError> {
-        let options = options.group(DRAIN_GROUP, &self.consumer).count(ENTRIES_MAX);
-        let streams: Vec<&str> = keys.iter().map(|keys| keys.outbox.as_str()).collect();
+    async fn read(&mut self, keys: &Keys, from: &str) -> Result<Read, LedgerError> {
+        let options = StreamReadOptions::default().group(DRAIN_GROUP, &self.consumer).count(ENTRIES_MAX);
         step::before(if from == ">" { "redis:read.new" } else { "redis:read.again" }).await;
-        let reply = self.connection.xread_options(&streams, &vec![from; streams.len()], &options).await;
+        let reply = self.connection.xread_options(&[keys.outbox.as_str()], &[from], &options).await;
         let reply: Option<StreamReadReply> = step::after(reply).map_err(LedgerError::of)?;
         let streams = reply.map(|reply| reply.keys).unwrap_or_default();
-        Ok(streams.into_iter().map(|stream| (stream.key, Read::of(stream.ids))).collect())
+        Ok(streams.into_iter().next().map(|stream| Read::of(stream.ids)).unwrap_or_default())
     }
 }
 
@@ -196,9 +194,9 @@ pub struct OutboxState {
 }
 
 impl Ledger {
-    /// Opens the drain's own connection, under this core's name.
-    pub async fn outbox_reader(&self, consumer: &str, wait: Duration) -> Result<OutboxReader, LedgerError> {
-        let connection = self.link.connect(wait + RESPONSE_TIMEOUT).await?;
+    /// Opens the relay's own connection, under this core's name.
+    pub async fn outbox_reader(&self, consumer: &str) -> Result<OutboxReader, LedgerError> {
+        let connection = self.link.connect(RESPONSE_TIMEOUT).await?;
         Ok(OutboxReader { connection, consumer: consumer.to_owned() })
     }
 
@@ -212,11 +210,24 @@ impl Ledger {
         Ok(scripts::count(&self.run("redis:ack", &call).await?)?)
     }
 
-    /// Moves an entry that no core has written out of the drain's way.
-    pub async fn park(&self, keys: &Keys, id: &str) -> Result<(), LedgerError> {
+    /// Moves an entry that no core has written out of the relay's way; `false` when it was gone: then only the memory of
+    /// its having been read goes.
+    pub async fn park(&self, keys: &Keys, id: &str) -> Result<bool, LedgerError> {
         let mut call = scripts::PARK.prepare_invoke();
         call.key(&keys.outbox).key(&keys.dead).arg(id);
-        self.run("redis:park", &call).await.map(drop)
+        Ok(scripts::count(&self.run("redis:park", &call).await?)? == 1)
+    }
+
+    /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all
+    /// of it is read again, by whichever core.
+    pub async fn restore_group(&self, keys: &Keys, epoch: u64) -> Result<(), LedgerError> {
+        let mut command = redis::cmd("XGROUP");
+        command.arg("CREATE").arg(&keys.outbox).arg(DRAIN_GROUP).arg(format!("0-{epoch}"));
+        match self.query::<Value>("redis:restore_group", &command).await {
+            // Another core was quicker.
+            Err(LedgerError::Unavailable(error)) if error.code() == Some("BUSYGROUP") => Ok(()),
+            result => result.map(drop),
+        }
     }
 
     /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.

@@ -7,6 +7,7 @@ mod link;
 pub mod loading;
 pub mod record;
 pub mod scripts;
+pub mod survey;
 
 use std::iter;
 use std::time::Duration;
@@ -140,6 +141,9 @@ impl Ledger {
         let decided = ready(known, scripts::decided(reply, &known.campaign().zone, quantities)?)?;
         known.saw(decided.reached());
         known.decided();
+        if let Some(left) = decided.hold_due_in() {
+            known.hold_due_in(left);
+        }
         Ok(decided)
     }
 
@@ -374,6 +378,10 @@ impl Ledger {
         arguments: &impl Fn(&mut ScriptInvocation<'_>),
     ) -> Result<Value, LedgerError> {
         let first = self.try_call(known, name, script, arguments).await;
+        if let Err(LedgerError::Unavailable(_)) = first {
+            // It may have been done all the same.
+            known.has_events();
+        }
         match first {
             // Scripts may be lost again between their being loaded and called: nothing was done then. What cannot be
             // parsed was cut short.

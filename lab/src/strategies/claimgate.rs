@@ -15,7 +15,7 @@ use claimgate_core::campaigns::Known;
 use claimgate_core::clock;
 use claimgate_core::gate::{BATCH_MAX, Gate};
 use claimgate_core::ledger::{Ledger, Settlement};
-use claimgate_core::outbox::Drain;
+use claimgate_core::jobs::outbox_relay::Drain;
 use claimgate_core::recovery::Recovery;
 use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity, claim};
 use serde_json::json;

@@ -1,0 +1,414 @@
+//! Looks after campaigns: one task for each that is in trouble, a few at once, each with a back-off of its own; and for
+//! those at rest a look now and then, many in one pipeline of reads.
+//!
+//! What a campaign at rest may need is seen by that look: holds that fall due, entries that a dead core has left in the
+//! outbox, the end of its time in Redis, keys that are gone. This core's own decisions tell of it sooner.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use claimgate_shared::{CampaignId, Timestamp};
+use tokio::sync::watch;
+use tokio::task::{self, JoinError, JoinSet};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+
+use super::Backoff;
+use crate::campaigns::{Campaigns, Known};
+use crate::ledger::survey::{Look, Survey};
+use crate::ledger::{Ledger, LedgerError};
+use crate::metrics;
+use crate::recovery::{Recovered, Recovery, RecoveryError};
+
+/// How often some campaigns are looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// Campaigns looked at each tick; more only where each would come by less than once in [`TICKS_A_ROUND`] ticks, 10 s.
+const LOOKS_MIN: usize = 50;
+const TICKS_A_ROUND: usize = 40;
+/// Campaigns whose outbox waits for SQL are looked at every so many ticks, each second.
+const TICKS_A_LAG: u64 = 4;
+/// How old the oldest entry of an outbox is when another core may have read it and gone away.
+const LEFTOVER_AGE: Duration = Duration::from_secs(5);
+/// Campaigns in trouble that are worked on at once: fewer than there are connections to SQL, which each of them needs.
+const WORK_MAX: usize = 4;
+/// Campaigns whose holds are given back at once.
+const SWEEPS_MAX: usize = 8;
+/// The longest that one campaign may be worked on before it is left to the next try: a load takes 15 s for a million claims.
+const WORK_TIME_MAX: Duration = Duration::from_secs(600);
+/// The longest that giving back one campaign's due holds may take; the next sweep goes on with it.
+const SWEEP_TIME_MAX: Duration = Duration::from_secs(5);
+/// One campaign's holds are given back at most so often.
+const SWEEP_PAUSE: Duration = Duration::from_secs(1);
+/// How often a campaign that is over is asked to leave Redis.
+const LEAVE_PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Looks after all campaigns of this core.
+#[derive(Debug)]
+pub struct Maintenance {
+    recovery: Arc<Recovery>,
+    /// Campaigns being looked after, those waiting for a place, and those left alone for a while.
+    patients: HashMap<CampaignId, Backoff>,
+    waiting: VecDeque<CampaignId>,
+    resting: BTreeSet<(Instant, CampaignId)>,
+    work: JoinSet<Result<Recovered, WorkError>>,
+    at_work: HashMap<task::Id, CampaignId>,
+    holds: Holds,
+    sweeps: JoinSet<(CampaignId, Result<(), WorkError>)>,
+    /// Campaigns yet to be looked at in this round.
+    round: Vec<Arc<Known>>,
+    looks_a_tick: usize,
+    /// Whether the last look failed.
+    blind: bool,
+    /// Whose outbox has entries, and when the oldest was written.
+    lagging: HashMap<CampaignId, Timestamp>,
+    /// Campaigns that were asked to leave Redis, and until when they are not asked again.
+    leaving: HashMap<CampaignId, Instant>,
+}
+
+/// Why work on a campaign came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum WorkError {
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error("not done in time")]
+    Slow,
+    #[error("its task broke off: {0}")]
+    Broken(JoinError),
+}
+
+/// When which campaign's holds fall due.
+#[derive(Debug, Default)]
+struct Holds {
+    due: BTreeSet<(Instant, CampaignId)>,
+    /// Each campaign's place in `due`.
+    at: HashMap<CampaignId, Instant>,
+    /// Before when a campaign is not swept again.
+    pauses: HashMap<CampaignId, Instant>,
+}
+
+impl Holds {
+    /// Holds of `id` fall due at `at`; the earliest counts.
+    fn expect(&mut self, id: CampaignId, at: Instant) {
+        let at = self.pauses.get(&id).map_or(at, |pause| at.max(*pause));
+        if let Some(known) = self.at.get(&id) {
+            if *known <= at {
+                return;
+            }
+            self.due.remove(&(*known, id.clone()));
+        }
+        self.at.insert(id.clone(), at);
+        self.due.insert((at, id));
+    }
+
+    /// When the first of them falls due.
+    fn first(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// A campaign whose holds are due at `now`; it is left alone for [`SWEEP_PAUSE`] from then on.
+    fn take_due(&mut self, now: Instant) -> Option<CampaignId> {
+        if self.first()? > now {
+            return None;
+        }
+        let (_, id) = self.due.pop_first()?;
+        self.at.remove(&id);
+        self.pauses.retain(|_, until| *until > now);
+        self.pauses.insert(id.clone(), now + SWEEP_PAUSE);
+        Some(id)
+    }
+}
+
+impl Maintenance {
+    /// For the campaigns of `recovery`.
+    pub fn new(recovery: Arc<Recovery>) -> Self {
+        Self {
+            recovery,
+            patients: HashMap::new(),
+            waiting: VecDeque::new(),
+            resting: BTreeSet::new(),
+            work: JoinSet::new(),
+            at_work: HashMap::new(),
+            holds: Holds::default(),
+            sweeps: JoinSet::new(),
+            round: Vec::new(),
+            looks_a_tick: 0,
+            blind: false,
+            lagging: HashMap::new(),
+            leaving: HashMap::new(),
+        }
+    }
+
+    /// Looks after all campaigns until `stop` turns true. What is under way then is given up: any of it may stop anywhere.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        tokio::select! {
+            () = self.look_after_all() => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    }
+
+    async fn look_after_all(&mut self) {
+        let campaigns = Arc::clone(&self.recovery.campaigns);
+        let notices = campaigns.notices();
+        let mut ticks = interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut tick = 0;
+        loop {
+            for id in notices.trouble.take() {
+                self.admit(id);
+            }
+            for id in notices.holds.take() {
+                self.expect_hold(id);
+            }
+            self.begin_work();
+            self.begin_sweeps();
+            tokio::select! {
+                _ = ticks.tick() => {
+                    tick += 1;
+                    let looked = self.look(tick).await;
+                    self.tell_blindness(looked);
+                }
+                () = notices.trouble.arrived() => {}
+                () = notices.holds.arrived() => {}
+                () = until(self.resting.first().map(|(at, _)| *at)) => {}
+                () = until(self.holds.first()), if self.sweeps.len() < SWEEPS_MAX => {}
+                Some(done) = self.work.join_next_with_id() => self.discharge(done),
+                Some(done) = self.sweeps.join_next() => self.swept(done.ok()),
+            }
+        }
+    }
+
+    fn campaigns(&self) -> &Campaigns {
+        &self.recovery.campaigns
+    }
+
+    /// Takes a campaign in; one that is being looked after already is not looked after twice.
+    fn admit(&mut self, id: CampaignId) {
+        if !self.patients.contains_key(&id) {
+            self.patients.insert(id.clone(), Backoff::new(PAUSE_MIN, PAUSE_MAX));
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Gives free places to those that wait, also to those that have rested for long enough.
+    fn begin_work(&mut self) {
+        let now = Instant::now();
+        while self.resting.first().is_some_and(|(at, _)| *at <= now) {
+            self.waiting.extend(self.resting.pop_first().map(|(_, id)| id));
+        }
+        while self.work.len() < WORK_MAX
+            && let Some(id) = self.waiting.pop_front()
+        {
+            let Some(known) = self.campaigns().get(&id) else {
+                self.patients.remove(&id);
+                continue;
+            };
+            let recovery = Arc::clone(&self.recovery);
+            let task = self.work.spawn(async move {
+                let worked = timeout(WORK_TIME_MAX, recovery.look_after(&known)).await;
+                worked.map_or(Err(WorkError::Slow), |result| result.map_err(WorkError::from))
+            });
+            self.at_work.insert(task.id(), id);
+        }
+    }
+
+    /// What follows from the work on a campaign.
+    fn discharge(&mut self, done: Result<(task::Id, Result<Recovered, WorkError>), JoinError>) {
+        let (task, result) = match done {
+            Ok(done) => done,
+            Err(error) => (error.id(), Err(WorkError::Broken(error))),
+        };
+        let Some(id) = self.at_work.remove(&task) else { return };
+        let Some(known) = self.campaigns().get(&id) else {
+            self.patients.remove(&id);
+            return;
+        };
+        if let Err(error) = &result {
+            tracing::warn!(%error, campaign = %id, "not ready");
+        }
+        if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_))) {
+            known.looked_after();
+            // Whoever had found it wanting after that has told nobody.
+            if known.is_trusted() || known.campaign().archived.is_some() {
+                self.patients.remove(&id);
+                return;
+            }
+        }
+        if let Some(backoff) = self.patients.get_mut(&id) {
+            self.resting.insert((Instant::now() + backoff.failed(), id));
+        }
+    }
+
+    fn expect_hold(&mut self, id: CampaignId) {
+        let left = self.campaigns().get(&id).and_then(|known| known.next_hold());
+        if let Some(left) = left {
+            self.holds.expect(id, Instant::now() + left);
+        }
+    }
+
+    /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
+    fn begin_sweeps(&mut self) {
+        while self.sweeps.len() < SWEEPS_MAX
+            && let Some(id) = self.holds.take_due(Instant::now())
+        {
+            let Some(known) = self.campaigns().get(&id) else { continue };
+            known.sweeping();
+            if !known.is_in_redis() {
+                continue;
+            }
+            let recovery = Arc::clone(&self.recovery);
+            self.sweeps.spawn(async move {
+                let swept = timeout(SWEEP_TIME_MAX, sweep(&recovery.ledger, &known)).await;
+                (id, swept.map_or(Err(WorkError::Slow), |result| result.map_err(WorkError::from)))
+            });
+        }
+    }
+
+    /// What follows from a sweep: the next look says whether more is due.
+    fn swept(&mut self, done: Option<(CampaignId, Result<(), WorkError>)>) {
+        match done {
+            Some((id, Ok(()))) => self.expect_hold(id),
+            Some((id, Err(error))) => tracing::debug!(%error, campaign = %id, "holds are not given back yet"),
+            None => {}
+        }
+    }
+
+    /// Looks at the next campaigns of the round, and each second at those whose outbox waits for SQL.
+    async fn look(&mut self, tick: u64) -> Result<(), LedgerError> {
+        if self.round.is_empty() {
+            self.round = self.campaigns().all();
+            self.looks_a_tick = LOOKS_MIN.max(self.round.len().div_ceil(TICKS_A_ROUND));
+        }
+        let rest = self.round.len().saturating_sub(self.looks_a_tick);
+        let mut campaigns = self.round.split_off(rest);
+        if tick.is_multiple_of(TICKS_A_LAG) {
+            let looked_at: HashSet<_> = campaigns.iter().map(|known| known.campaign().id.clone()).collect();
+            let lagging = self.lagging.keys().filter(|id| !looked_at.contains(id));
+            campaigns.extend(lagging.filter_map(|id| self.campaigns().get(id)));
+        }
+        campaigns.retain(|known| known.campaign().archived.is_none());
+        if campaigns.is_empty() {
+            return Ok(());
+        }
+        let survey = self.recovery.ledger.survey(&campaigns).await?;
+        for (known, look) in campaigns.iter().zip(&survey.looks) {
+            self.see(known, look, &survey);
+        }
+        self.tell_lag(survey.now);
+        Ok(())
+    }
+
+    /// Says once that campaigns at rest cannot be looked at, until they can be again.
+    fn tell_blindness(&mut self, looked: Result<(), LedgerError>) {
+        if let Err(error) = &looked
+            && !self.blind
+        {
+            tracing::warn!(%error, "campaigns at rest are not looked at");
+        }
+        self.blind = looked.is_err();
+    }
+
+    /// What follows from a look at a campaign.
+    fn see(&mut self, known: &Arc<Known>, look: &Look, survey: &Survey) {
+        let id = &known.campaign().id;
+        if !look.ready {
+            self.lagging.remove(id);
+            known.distrust();
+            return;
+        }
+        // Behind a new connection may be another Redis: each campaign is met once, whether anyone calls upon it or not.
+        if known.checked() != survey.generation || !known.is_trusted() {
+            known.needs_a_look();
+        }
+        metrics::outbox_events(id.as_str(), look.backlog);
+        match look.oldest {
+            Some(oldest) => {
+                self.lagging.insert(id.clone(), oldest);
+                if age(oldest, survey.now) > LEFTOVER_AGE {
+                    known.has_leftovers();
+                } else {
+                    known.has_events();
+                }
+            }
+            None => drop(self.lagging.remove(id)),
+        }
+        match look.next_hold {
+            Some(due) => known.hold_due_in(age(survey.now, due)),
+            None => self.let_leave(known, look, survey.now),
+        }
+    }
+
+    /// A campaign that is long over and drained, without a hold, is asked to leave Redis.
+    fn let_leave(&mut self, known: &Known, look: &Look, now: Timestamp) {
+        let after_ms = i64::try_from(self.recovery.archive_after.as_millis()).unwrap_or(i64::MAX);
+        let campaign = known.campaign();
+        let over = campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now);
+        if !over || look.backlog > 0 || look.oldest.is_some() {
+            return;
+        }
+        let at = Instant::now();
+        self.leaving.retain(|_, until| *until > at);
+        if !self.leaving.contains_key(&campaign.id) {
+            self.leaving.insert(campaign.id.clone(), at + LEAVE_PAUSE);
+            known.needs_a_look();
+        }
+    }
+
+    /// The age of the oldest entry of all outboxes, by Redis' clock: it rises while nobody relays.
+    fn tell_lag(&self, now: Timestamp) {
+        let oldest = self.lagging.values().min();
+        metrics::outbox_lag(oldest.map_or(Duration::ZERO, |oldest| age(*oldest, now)));
+    }
+}
+
+/// From `before` to `after`; zero when that is the other way round.
+fn age(before: Timestamp, after: Timestamp) -> Duration {
+    Duration::from_millis(u64::try_from(after.as_ms() - before.as_ms()).unwrap_or(0))
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Gives back all holds of a campaign that are due, and finds out when the next one is.
+async fn sweep(ledger: &Ledger, known: &Arc<Known>) -> Result<(), LedgerError> {
+    while ledger.sweep(known).await? {}
+    let survey = ledger.survey(std::slice::from_ref(known)).await?;
+    if let Some(due) = survey.looks.first().and_then(|look| look.next_hold) {
+        known.hold_due_in(age(survey.now, due));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(text: &str) -> CampaignId {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_campaign_is_swept_when_its_first_hold_falls_due_and_then_not_for_a_second() {
+        let mut holds = Holds::default();
+        let now = Instant::now();
+        holds.expect(id("a"), now + Duration::from_millis(300));
+        holds.expect(id("a"), now + Duration::from_millis(100));
+        holds.expect(id("a"), now + Duration::from_millis(200));
+        assert_eq!(holds.first(), Some(now + Duration::from_millis(100)));
+        assert_eq!(holds.take_due(now), None);
+        let due = now + Duration::from_millis(100);
+        assert_eq!(holds.take_due(due), Some(id("a")));
+        assert_eq!(holds.first(), None, "one place a campaign");
+        holds.expect(id("a"), due);
+        assert_eq!(holds.first(), Some(due + SWEEP_PAUSE));
+        holds.expect(id("b"), due);
+        assert_eq!(holds.take_due(due), Some(id("b")), "one campaign's pause is nobody else's");
+    }
+}

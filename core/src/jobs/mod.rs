@@ -1,0 +1,50 @@
+//! What core does with nobody asking: it relays outboxes to SQL, looks after campaigns, and follows the register.
+//!
+//! Each campaign in trouble is worked on by itself, with a back-off of its own; campaigns at rest cost a look now and then.
+//! Every wait on Redis and SQL has a limit.
+
+pub mod maintenance;
+pub mod outbox_relay;
+pub mod refresher;
+
+use std::time::Duration;
+
+/// How long to leave something alone that failed: longer each time it fails in a row.
+#[derive(Debug, Clone, Copy)]
+struct Backoff {
+    min: Duration,
+    max: Duration,
+    /// What was waited last; zero when the last try went well.
+    last: Duration,
+}
+
+impl Backoff {
+    fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max, last: Duration::ZERO }
+    }
+
+    /// It failed again: how long to wait now.
+    fn failed(&mut self) -> Duration {
+        self.last = (self.last * 2).clamp(self.min, self.max);
+        self.last
+    }
+
+    /// Whether the last try went well.
+    fn is_fresh(&self) -> bool {
+        self.last.is_zero()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_failure_in_a_row_is_waited_for_longer_up_to_the_most() {
+        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_millis(500));
+        assert!(backoff.is_fresh());
+        let waits: Vec<_> = (0..5).map(|_| backoff.failed().as_millis()).collect();
+        assert_eq!(waits, [100, 200, 400, 500, 500]);
+        assert!(!backoff.is_fresh());
+    }
+}

@@ -1,0 +1,242 @@
+//! Follows the register for changes that other cores made, asks Redis and SQL how they are, and puts away what nobody uses
+//! any more.
+//!
+//! Each of the three goes by itself, so that a database that hangs freezes no other: health turns within 3 s.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use claimgate_shared::CampaignId;
+use tokio::sync::watch;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
+
+use crate::app::App;
+use crate::archive::{Archive, ArchiveError, Stamp, State};
+use crate::campaigns::Known;
+use crate::metrics;
+
+/// How often the register is asked for changes, and Redis and SQL how they are.
+const REFRESH: Duration = Duration::from_secs(1);
+/// The longest that either may take to say that it is there.
+const PING_MAX: Duration = Duration::from_secs(2);
+/// A ping that has not come back is waited for, rather than that others pile up behind it, for so long.
+const PING_STUCK_MAX: Duration = Duration::from_secs(10);
+/// The longest that the register may take to answer.
+const REGISTER_MAX: Duration = Duration::from_secs(5);
+/// The longest that one campaign's rules may take to be put into force.
+const APPLY_MAX: Duration = Duration::from_secs(3);
+/// So long at a time rules are put into force that have been for long: the calendar is laid out anew.
+const RENEWAL_MAX: Duration = Duration::from_millis(500);
+/// Up to so many changed campaigns are read one by one; more of them by pages.
+const SINGLY_MAX: usize = 100;
+const REGISTER_PAGE: u32 = 1000;
+/// How often keys are dropped that an eviction has left.
+const DROP: Duration = Duration::from_secs(10);
+/// A lane that was not used for between one and two of these goes.
+const LANE_IDLE: Duration = Duration::from_secs(300);
+
+/// Keeps what this core knows of the register up to date.
+#[derive(Debug)]
+pub struct Refresher {
+    app: App,
+    /// The register as it was when all of it had been read.
+    stamp: Option<Stamp>,
+    states: HashMap<CampaignId, State>,
+}
+
+impl Refresher {
+    /// For the campaigns of `app`, of which nothing is known yet.
+    pub fn new(app: App) -> Self {
+        Self { app, stamp: None, states: HashMap::new() }
+    }
+
+    /// Refreshes, and asks Redis and SQL how they are, until `stop` turns true.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let app = self.app.clone();
+        let all = async {
+            tokio::join!(
+                watch_redis(&app),
+                watch_sql(&app),
+                follow(&mut self),
+                put_away(&app),
+                drop_evicted(&app)
+            );
+        };
+        tokio::select! {
+            () = all => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    }
+
+    /// Takes in every campaign that has changed since this was last done, and puts what has changed into force in Redis.
+    pub async fn refresh(&mut self) -> Result<(), ArchiveError> {
+        let archive = self.app.archive.clone();
+        let stamp = within(archive.stamp()).await?;
+        if self.stamp == Some(stamp) {
+            return Ok(());
+        }
+        let states = within(archive.states()).await?;
+        let changed: Vec<_> =
+            states.iter().filter(|(id, state)| self.states.get(id) != Some(state)).cloned().collect();
+        let ids: Vec<_> = changed.iter().map(|(id, _)| id.clone()).collect();
+        self.read(&archive, &ids).await?;
+        self.states.extend(changed);
+        // Only now: had anything failed before, all of it would be done again.
+        self.stamp = Some(stamp);
+        for known in ids.iter().filter_map(|id| self.app.campaigns.get(id)) {
+            self.put_into_force(&known).await;
+        }
+        Ok(())
+    }
+
+    /// Reads the rows of `ids`. One that cannot be read is said once and left as it was known; the others are read.
+    async fn read(&self, archive: &Archive, ids: &[CampaignId]) -> Result<(), ArchiveError> {
+        if ids.len() > SINGLY_MAX {
+            return self.read_pages(archive).await;
+        }
+        for id in ids {
+            match within(archive.campaign(id)).await {
+                Ok(Some(campaign)) => drop(self.app.campaigns.learn(campaign)),
+                Ok(None) => {}
+                Err(ArchiveError::Unreadable(why)) => {
+                    tracing::error!(campaign = %id, why, "its row in the register cannot be read; it stays as it was");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_pages(&self, archive: &Archive) -> Result<(), ArchiveError> {
+        let mut after = String::new();
+        loop {
+            let page = within(archive.campaigns(&after, REGISTER_PAGE)).await?;
+            let Some(last) = page.last else { return Ok(()) };
+            after = last;
+            for campaign in page.campaigns {
+                self.app.campaigns.learn(campaign);
+            }
+        }
+    }
+
+    /// Puts a campaign's rules into force, if they are not and the campaign is ready; one that is not gets them when it is.
+    async fn put_into_force(&self, known: &Known) {
+        if !known.is_in_redis() || !known.is_due() {
+            return;
+        }
+        let why = match timeout(APPLY_MAX, self.app.apply(known)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no answer in time".to_owned(),
+        };
+        tracing::warn!(why, campaign = %known.campaign().id, "rules not in force yet");
+    }
+
+    /// Rules that could not be put into force when they changed, and those that have been in force for long.
+    async fn renew(&self) {
+        let until = Instant::now() + RENEWAL_MAX;
+        for known in self.app.campaigns.all() {
+            self.put_into_force(&known).await;
+            if Instant::now() > until {
+                return;
+            }
+        }
+    }
+}
+
+async fn follow(refresher: &mut Refresher) {
+    let mut ticks = each(REFRESH);
+    let mut failed = false;
+    loop {
+        ticks.tick().await;
+        match refresher.refresh().await {
+            Ok(()) => failed = false,
+            Err(error) if failed => tracing::debug!(%error, "the register is not followed"),
+            Err(error) => {
+                tracing::warn!(%error, "the register is not followed");
+                failed = true;
+            }
+        }
+        refresher.renew().await;
+    }
+}
+
+async fn watch_redis(app: &App) {
+    let mut ticks = each(REFRESH);
+    loop {
+        ticks.tick().await;
+        app.metrics.run_upkeep();
+        let answer = match timeout(PING_MAX, app.ledger.ping()).await {
+            Ok(answer) => answer.map_err(|error| error.to_string()),
+            Err(_) => Err(silent()),
+        };
+        note_health(&app.redis_up, "redis", answer);
+    }
+}
+
+async fn watch_sql(app: &App) {
+    let mut ticks = each(REFRESH);
+    loop {
+        ticks.tick().await;
+        let mut ping = pin!(app.archive.ping());
+        let mut answer = timeout(PING_MAX, &mut ping).await;
+        if answer.is_err() {
+            note_health(&app.sql_up, "sql", Err(silent()));
+            answer = timeout(PING_STUCK_MAX, ping).await;
+        }
+        let answer = answer.map_err(|_| silent());
+        note_health(&app.sql_up, "sql", answer.and_then(|answer| answer.map_err(|error| error.to_string())));
+    }
+}
+
+/// What campaigns that were evicted by a core that died then have left in Redis.
+async fn drop_evicted(app: &App) {
+    let mut ticks = each(DROP);
+    loop {
+        ticks.tick().await;
+        match timeout(DROP, app.recovery.drop_evicted()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "keys of evicted campaigns are not dropped yet"),
+            Err(_) => tracing::debug!("keys of evicted campaigns are not dropped in time"),
+        }
+    }
+}
+
+/// Lanes that nobody uses, with what they know by heart.
+async fn put_away(app: &App) {
+    let mut ticks = each(LANE_IDLE);
+    loop {
+        ticks.tick().await;
+        let dropped = app.gate.drop_idle_lanes();
+        if dropped > 0 {
+            tracing::debug!(dropped, "lanes that nobody uses are put away");
+        }
+    }
+}
+
+fn each(period: Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+fn silent() -> String {
+    format!("no answer within {} s", PING_MAX.as_secs())
+}
+
+/// An answer of the register, in time.
+async fn within<T>(answer: impl Future<Output = Result<T, ArchiveError>>) -> Result<T, ArchiveError> {
+    timeout(REGISTER_MAX, answer).await.unwrap_or(Err(ArchiveError::Sql(sqlx::Error::PoolTimedOut)))
+}
+
+fn note_health(up: &AtomicBool, part: &'static str, answer: Result<(), String>) {
+    let was_up = up.swap(answer.is_ok(), Ordering::Relaxed);
+    metrics::up(part, answer.is_ok());
+    match answer {
+        Err(error) if was_up => tracing::error!(part, error, "does not answer"),
+        Ok(()) if !was_up => tracing::info!(part, "answers"),
+        _ => {}
+    }
+}
