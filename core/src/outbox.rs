@@ -20,8 +20,6 @@ use crate::metrics;
 
 /// How long one look waits for something new; also how soon a campaign just made is listened to.
 const WAIT: Duration = Duration::from_millis(200);
-/// The same for a single round. Redis takes 0 for no end.
-const ROUND_WAIT: Duration = Duration::from_millis(1);
 /// What another core has read and left lying for so long is taken over.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often to look for that.
@@ -152,7 +150,7 @@ impl Drain {
             self.catch_up(&mut reader, &known, &mut HashSet::new()).await?;
             self.take_over(&mut reader, &known, idle).await?;
             if !known.is_empty() {
-                self.move_new(&mut reader, &known, ROUND_WAIT).await?;
+                self.move_new(&mut reader, &known, Duration::ZERO).await?;
             }
             Ok(())
         };

@@ -57,14 +57,13 @@ fn pairs() -> Vec<Pair> {
     pairs
 }
 
-/// Each pair, on each stage where one of the two has something to do.
+/// Each ordered pair, on each stage where A has something to do.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
         for (a, _) in PROTOCOLS {
             for (b, _) in PROTOCOLS {
-                let stages: BTreeSet<Stage> = a.stages().iter().chain(b.stages()).copied().collect();
-                pairs.extend(stages.into_iter().map(|stage| Pair { database, stage, a, b }));
+                pairs.extend(a.stages().iter().map(|stage| Pair { database, stage: *stage, a, b }));
             }
         }
     }
@@ -138,18 +137,21 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
             tally.unmet.push(schedule);
         }
     };
-    // How many steps A has by itself.
-    let steps = of(END, Fate::HeldUp, false).play(world).await.steps[0];
+    // The steps that A has by itself.
+    let alone = of(END, Fate::HeldUp, false).play(world).await.steps;
+    let steps = alone[0].len();
     tally.lock().expect("the tally").steps.entry((database, stage, a)).or_default().insert(steps);
     for at in 1..=steps + 1 {
         for expire in [false, true] {
             let schedule = of(Place::Step(at), Fate::HeldUp, expire);
             let played = schedule.play(world).await;
-            let (leases, b_steps) = (played.leases, played.steps[1]);
+            let (leases, b_steps) = (played.leases, played.steps[1].clone());
             keep(schedule, played);
-            if doubles(database) && at > 1 && at <= steps {
-                for b_at in 2..=b_steps {
-                    let schedule = of(Place::Step(at), Fate::BothHeldUp(Place::Step(b_at)), expire);
+            if with_two(pair) && at > 1 && alone[0].get(at - 1).is_some_and(|name| is_write(name)) {
+                // Before its first step B has not begun: that is A, then B.
+                for (b_at, _) in b_steps.iter().enumerate().skip(1).filter(|(_, name)| is_write(name)) {
+                    let fate = Fate::BothHeldUp(Place::Step(b_at + 1));
+                    let schedule = of(Place::Step(at), fate, expire);
                     let played = schedule.play(world).await;
                     keep(schedule, played);
                 }
@@ -160,7 +162,8 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
         }
         for fate in [Fate::Crash, Fate::LostReply] {
             // Before its first step a core that dies has done nothing; and after its last there is no reply to lose.
-            if (fate == Fate::Crash && at == 1) || (fate == Fate::LostReply && at > steps) {
+            let idle = (fate == Fate::Crash && at == 1) || (fate == Fate::LostReply && at > steps);
+            if idle || !picks_up(pair) {
                 continue;
             }
             for expire in [false, true] {
@@ -177,9 +180,41 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     tally.lock().expect("the tally").took.insert(pair, begun.elapsed());
 }
 
-/// Two pre-emptions are played on SQLite; on both databases when asked for more.
-fn doubles(database: Database) -> bool {
-    database == Database::Sqlite || std::env::var_os("INTERLEAVINGS_ALL").is_some()
+/// Whether two pre-emptions are played: where both decide what Redis holds of the campaign, on SQLite; with
+/// `INTERLEAVINGS_ALL`, of every pair, on both databases.
+fn with_two(pair: Pair) -> bool {
+    let both = pair.a.rewrites() && pair.b.rewrites() && pair.database == Database::Sqlite;
+    both || std::env::var_os("INTERLEAVINGS_ALL").is_some()
+}
+
+/// Whether B is what comes after a crash or a lost reply: the same, asked again, or what any core does by itself; with
+/// `INTERLEAVINGS_ALL`, everything.
+fn picks_up(pair: Pair) -> bool {
+    pair.b == pair.a || pair.b == Protocol::EnsureReady || std::env::var_os("INTERLEAVINGS_ALL").is_some()
+}
+
+/// Whether a step may change something in Redis or SQL. Held up twice, a protocol stands before one of these: what it
+/// has read by then is as old as can be.
+fn is_write(name: &str) -> bool {
+    let reads = [
+        "redis:find",
+        "redis:lock.acquire",
+        "redis:lock.release",
+        "redis:outbox_page",
+        "redis:each_user",
+        "redis:hold_state.held",
+        "redis:hold_state.due",
+        "redis:outbox_state.entries",
+        "redis:outbox_state.oldest",
+        "redis:outbox_state.parked",
+        "sql:campaign",
+        "sql:campaigns",
+        "sql:totals",
+        "sql:by_user",
+        "sql:claim",
+        "sql:sequence_gaps",
+    ];
+    !reads.contains(&name)
 }
 
 fn report(tally: &Tally, took: Duration) {

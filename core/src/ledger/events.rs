@@ -140,14 +140,19 @@ pub struct OutboxReader {
 }
 
 impl OutboxReader {
-    /// What no core has read yet, of every campaign in `keys`; waits up to `wait` for the first.
+    /// What no core has read yet, of every campaign in `keys`; waits up to `wait` for the first, if that is not zero.
     pub async fn read_new(
         &mut self,
         keys: &[Keys],
         wait: Duration,
     ) -> Result<HashMap<String, Read>, LedgerError> {
         let block_ms = usize::try_from(wait.as_millis()).unwrap_or(usize::MAX);
-        self.read(keys, ">", StreamReadOptions::default().block(block_ms)).await
+        // To Redis, zero is for ever.
+        let options = match block_ms {
+            0 => StreamReadOptions::default(),
+            _ => StreamReadOptions::default().block(block_ms),
+        };
+        self.read(keys, ">", options).await
     }
 
     /// What this core has read before and not taken off: after a start, or after SQL failed.
