@@ -1,16 +1,18 @@
 //! The whole product of protocols, placements and fates, on both databases; what it came to, as a matrix.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::matrix::{self, Counts};
 use super::protocol::{PROTOCOLS, Protocol};
+use super::registry;
 use super::schedule::{Fate, Played, Schedule};
 use super::stage::Stage;
 use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
-use super::{matrix, registry};
 
 /// One of each for every processor of the smallest machine that the tests are for.
 const WORKERS: usize = 2;
@@ -26,6 +28,14 @@ struct Pair {
     b: Protocol,
 }
 
+/// A schedule that broke a promise: which, and all that happened.
+#[derive(Debug)]
+struct Failure {
+    schedule: Schedule,
+    wrong: String,
+    lines: Vec<String>,
+}
+
 /// What all schedules came to.
 #[derive(Debug, Default)]
 struct Tally {
@@ -36,7 +46,7 @@ struct Tally {
     steps: BTreeMap<(Database, Stage, Protocol), BTreeSet<usize>>,
     /// A's places that were played with a single pre-emption, each with leases held.
     places: BTreeMap<Pair, BTreeSet<usize>>,
-    failed: Vec<(Schedule, String, Vec<String>)>,
+    failed: Vec<Failure>,
     unmet: Vec<Schedule>,
 }
 
@@ -111,10 +121,11 @@ fn work(queue: &Mutex<VecDeque<Pair>>, tally: &Mutex<Tally>) {
         let mut worlds: BTreeMap<Database, World> = BTreeMap::new();
         loop {
             let Some(pair) = queue.lock().expect("the queue").pop_front() else { return };
-            if !worlds.contains_key(&pair.database) {
-                worlds.insert(pair.database, World::start(pair.database).await);
-            }
-            explore(&worlds[&pair.database], pair, tally).await;
+            let world = match worlds.entry(pair.database) {
+                Entry::Occupied(world) => world.into_mut(),
+                Entry::Vacant(place) => place.insert(World::start(pair.database).await),
+            };
+            explore(world, pair, tally).await;
         }
     });
 }
@@ -131,7 +142,8 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
             tally.places.entry(pair).or_default().insert(at);
         }
         if let Some(wrong) = played.wrong {
-            tally.failed.push((schedule, wrong, played.lines));
+            println!("INTERLEAVING=\"{schedule}\"  {}", wrong.lines().next().unwrap_or_default());
+            tally.failed.push(Failure { schedule, wrong, lines: played.lines });
         }
         if played.met != [true; 2] {
             tally.unmet.push(schedule);
@@ -218,7 +230,7 @@ fn is_write(name: &str) -> bool {
 }
 
 fn report(tally: &Tally, took: Duration) {
-    let mut sums: BTreeMap<(Database, &str), BTreeMap<(Protocol, Protocol), usize>> = BTreeMap::new();
+    let mut sums: BTreeMap<(Database, &str), Counts> = BTreeMap::new();
     for ((pair, fate), count) in &tally.played {
         *sums.entry((pair.database, *fate)).or_default().entry((pair.a, pair.b)).or_default() += count;
     }
@@ -232,18 +244,18 @@ fn report(tally: &Tally, took: Duration) {
     }
     let (schedules, failed) = (tally.played.values().sum::<usize>(), tally.failed.len());
     println!("{schedules} schedules in {took:.1?}, {failed} broke a promise");
-    let mut kinds: BTreeMap<String, Vec<&(Schedule, String, Vec<String>)>> = BTreeMap::new();
+    let mut kinds: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
     for failure in &tally.failed {
-        kinds.entry(kind(&failure.1)).or_default().push(failure);
+        kinds.entry(kind(&failure.wrong)).or_default().push(failure);
     }
     for (kind, failures) in &kinds {
         println!("\n{} x {kind}", failures.len());
-        for (schedule, ..) in failures {
-            println!("  INTERLEAVING=\"{schedule}\"");
+        for failure in failures {
+            println!("  INTERLEAVING=\"{}\"", failure.schedule);
         }
     }
     for (_, failures) in kinds.iter().take(PRINTED_MAX) {
-        let (schedule, wrong, lines) = failures[0];
+        let Failure { schedule, wrong, lines } = failures[0];
         println!("\n{schedule}\n{}\n{wrong}", lines.join("\n"));
     }
 }

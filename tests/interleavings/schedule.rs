@@ -146,7 +146,13 @@ impl Schedule {
         let play = Play::new(world);
         let nodes = [world.node(0), world.node(1)];
         self.stage.set(&play, &nodes).await;
-        let mut stand = Stand { leases: false, steps: [vec![], vec![]], met: [true; 2], expire: self.expire };
+        let mut stand = Stand {
+            leases: false,
+            steps: [vec![], vec![]],
+            met: [true; 2],
+            expire: self.expire,
+            stage: self.stage,
+        };
         let result = match self.run(&play, nodes, &mut stand).await {
             Ok(nodes) => {
                 play.log.add("    all is over".to_owned());
@@ -216,6 +222,7 @@ struct Stand {
     steps: [Vec<&'static str>; 2],
     met: [bool; 2],
     expire: bool,
+    stage: Stage,
 }
 
 impl Stand {
@@ -226,6 +233,6 @@ impl Stand {
         } else {
             self.leases |= play.has_leases().await;
         }
-        play.callers(nodes).await;
+        play.callers(nodes, self.stage).await;
     }
 }
