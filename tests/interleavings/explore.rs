@@ -1,4 +1,11 @@
-//! The whole product of protocols, placements and fates, on both databases; what it came to, as a matrix.
+//! The whole product of protocols, placements and fates, and what it came to, as a matrix.
+//!
+//! Played on both databases: every ordered pair of protocols, on each stage where A has something to do, with A held up
+//! before each of its steps; where a lease is held at that moment, once as it is and once as run out. And each of A's
+//! steps crashed before and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite
+//! also, where both protocols decide what Redis holds of the campaign as a whole: both held up, each before every step
+//! that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies before every protocol, and two
+//! pre-emptions of every pair, on both databases.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
