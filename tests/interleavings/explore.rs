@@ -1,16 +1,25 @@
-//! The whole product of protocols, placements and fates, on both databases; what it came to, as a matrix.
+//! The whole product of protocols, placements and fates, and what it came to, as a matrix.
+//!
+//! Played on both databases: every ordered pair of protocols, on each stage where A has something to do, with A held up
+//! before each of its steps; where a lease is held at that moment, once as it is and once as run out. And each of A's
+//! steps crashed before and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite
+//! also, where both protocols decide what Redis holds of the campaign as a whole: both held up, each before every step
+//! that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies before every protocol, and two
+//! pre-emptions of every pair, on both databases.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::matrix::{self, Counts};
 use super::protocol::{PROTOCOLS, Protocol};
+use super::registry;
 use super::schedule::{Fate, Played, Schedule};
 use super::stage::Stage;
 use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
-use super::{matrix, registry};
 
 /// One of each for every processor of the smallest machine that the tests are for.
 const WORKERS: usize = 2;
@@ -26,6 +35,14 @@ struct Pair {
     b: Protocol,
 }
 
+/// A schedule that broke a promise: which, and all that happened.
+#[derive(Debug)]
+struct Failure {
+    schedule: Schedule,
+    wrong: String,
+    lines: Vec<String>,
+}
+
 /// What all schedules came to.
 #[derive(Debug, Default)]
 struct Tally {
@@ -36,7 +53,7 @@ struct Tally {
     steps: BTreeMap<(Database, Stage, Protocol), BTreeSet<usize>>,
     /// A's places that were played with a single pre-emption, each with leases held.
     places: BTreeMap<Pair, BTreeSet<usize>>,
-    failed: Vec<(Schedule, String, Vec<String>)>,
+    failed: Vec<Failure>,
     unmet: Vec<Schedule>,
 }
 
@@ -57,14 +74,13 @@ fn pairs() -> Vec<Pair> {
     pairs
 }
 
-/// Each pair, on each stage where one of the two has something to do.
+/// Each ordered pair, on each stage where A has something to do.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
         for (a, _) in PROTOCOLS {
             for (b, _) in PROTOCOLS {
-                let stages: BTreeSet<Stage> = a.stages().iter().chain(b.stages()).copied().collect();
-                pairs.extend(stages.into_iter().map(|stage| Pair { database, stage, a, b }));
+                pairs.extend(a.stages().iter().map(|stage| Pair { database, stage: *stage, a, b }));
             }
         }
     }
@@ -112,10 +128,11 @@ fn work(queue: &Mutex<VecDeque<Pair>>, tally: &Mutex<Tally>) {
         let mut worlds: BTreeMap<Database, World> = BTreeMap::new();
         loop {
             let Some(pair) = queue.lock().expect("the queue").pop_front() else { return };
-            if !worlds.contains_key(&pair.database) {
-                worlds.insert(pair.database, World::start(pair.database).await);
-            }
-            explore(&worlds[&pair.database], pair, tally).await;
+            let world = match worlds.entry(pair.database) {
+                Entry::Occupied(world) => world.into_mut(),
+                Entry::Vacant(place) => place.insert(World::start(pair.database).await),
+            };
+            explore(world, pair, tally).await;
         }
     });
 }
@@ -132,24 +149,28 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
             tally.places.entry(pair).or_default().insert(at);
         }
         if let Some(wrong) = played.wrong {
-            tally.failed.push((schedule, wrong, played.lines));
+            println!("INTERLEAVING=\"{schedule}\"  {}", wrong.lines().next().unwrap_or_default());
+            tally.failed.push(Failure { schedule, wrong, lines: played.lines });
         }
         if played.met != [true; 2] {
             tally.unmet.push(schedule);
         }
     };
-    // How many steps A has by itself.
-    let steps = of(END, Fate::HeldUp, false).play(world).await.steps[0];
+    // The steps that A has by itself.
+    let alone = of(END, Fate::HeldUp, false).play(world).await.steps;
+    let steps = alone[0].len();
     tally.lock().expect("the tally").steps.entry((database, stage, a)).or_default().insert(steps);
     for at in 1..=steps + 1 {
         for expire in [false, true] {
             let schedule = of(Place::Step(at), Fate::HeldUp, expire);
             let played = schedule.play(world).await;
-            let (leases, b_steps) = (played.leases, played.steps[1]);
+            let (leases, b_steps) = (played.leases, played.steps[1].clone());
             keep(schedule, played);
-            if doubles(database) && at > 1 && at <= steps {
-                for b_at in 2..=b_steps {
-                    let schedule = of(Place::Step(at), Fate::BothHeldUp(Place::Step(b_at)), expire);
+            if with_two(pair) && at > 1 && alone[0].get(at - 1).is_some_and(|name| is_write(name)) {
+                // Before its first step B has not begun: that is A, then B.
+                for (b_at, _) in b_steps.iter().enumerate().skip(1).filter(|(_, name)| is_write(name)) {
+                    let fate = Fate::BothHeldUp(Place::Step(b_at + 1));
+                    let schedule = of(Place::Step(at), fate, expire);
                     let played = schedule.play(world).await;
                     keep(schedule, played);
                 }
@@ -160,7 +181,8 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
         }
         for fate in [Fate::Crash, Fate::LostReply] {
             // Before its first step a core that dies has done nothing; and after its last there is no reply to lose.
-            if (fate == Fate::Crash && at == 1) || (fate == Fate::LostReply && at > steps) {
+            let idle = (fate == Fate::Crash && at == 1) || (fate == Fate::LostReply && at > steps);
+            if idle || !picks_up(pair) {
                 continue;
             }
             for expire in [false, true] {
@@ -177,13 +199,45 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     tally.lock().expect("the tally").took.insert(pair, begun.elapsed());
 }
 
-/// Two pre-emptions are played on SQLite; on both databases when asked for more.
-fn doubles(database: Database) -> bool {
-    database == Database::Sqlite || std::env::var_os("INTERLEAVINGS_ALL").is_some()
+/// Whether two pre-emptions are played: where both decide what Redis holds of the campaign, on SQLite; with
+/// `INTERLEAVINGS_ALL`, of every pair, on both databases.
+fn with_two(pair: Pair) -> bool {
+    let both = pair.a.rewrites() && pair.b.rewrites() && pair.database == Database::Sqlite;
+    both || std::env::var_os("INTERLEAVINGS_ALL").is_some()
+}
+
+/// Whether B is what comes after a crash or a lost reply: the same, asked again, or what any core does by itself; with
+/// `INTERLEAVINGS_ALL`, everything.
+fn picks_up(pair: Pair) -> bool {
+    pair.b == pair.a || pair.b == Protocol::EnsureReady || std::env::var_os("INTERLEAVINGS_ALL").is_some()
+}
+
+/// Whether a step may change something in Redis or SQL. Held up twice, a protocol stands before one of these: what it
+/// has read by then is as old as can be.
+fn is_write(name: &str) -> bool {
+    let reads = [
+        "redis:find",
+        "redis:lock.acquire",
+        "redis:lock.release",
+        "redis:outbox_page",
+        "redis:each_user",
+        "redis:hold_state.held",
+        "redis:hold_state.due",
+        "redis:outbox_state.entries",
+        "redis:outbox_state.oldest",
+        "redis:outbox_state.parked",
+        "sql:campaign",
+        "sql:campaigns",
+        "sql:totals",
+        "sql:by_user",
+        "sql:claim",
+        "sql:sequence_gaps",
+    ];
+    !reads.contains(&name)
 }
 
 fn report(tally: &Tally, took: Duration) {
-    let mut sums: BTreeMap<(Database, &str), BTreeMap<(Protocol, Protocol), usize>> = BTreeMap::new();
+    let mut sums: BTreeMap<(Database, &str), Counts> = BTreeMap::new();
     for ((pair, fate), count) in &tally.played {
         *sums.entry((pair.database, *fate)).or_default().entry((pair.a, pair.b)).or_default() += count;
     }
@@ -197,18 +251,18 @@ fn report(tally: &Tally, took: Duration) {
     }
     let (schedules, failed) = (tally.played.values().sum::<usize>(), tally.failed.len());
     println!("{schedules} schedules in {took:.1?}, {failed} broke a promise");
-    let mut kinds: BTreeMap<String, Vec<&(Schedule, String, Vec<String>)>> = BTreeMap::new();
+    let mut kinds: BTreeMap<String, Vec<&Failure>> = BTreeMap::new();
     for failure in &tally.failed {
-        kinds.entry(kind(&failure.1)).or_default().push(failure);
+        kinds.entry(kind(&failure.wrong)).or_default().push(failure);
     }
     for (kind, failures) in &kinds {
         println!("\n{} x {kind}", failures.len());
-        for (schedule, ..) in failures {
-            println!("  INTERLEAVING=\"{schedule}\"");
+        for failure in failures {
+            println!("  INTERLEAVING=\"{}\"", failure.schedule);
         }
     }
     for (_, failures) in kinds.iter().take(PRINTED_MAX) {
-        let (schedule, wrong, lines) = failures[0];
+        let Failure { schedule, wrong, lines } = failures[0];
         println!("\n{schedule}\n{}\n{wrong}", lines.join("\n"));
     }
 }

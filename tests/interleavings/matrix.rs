@@ -4,16 +4,25 @@ use std::collections::BTreeMap;
 
 use super::protocol::{PROTOCOLS, Protocol};
 
+/// Schedules by A and B.
+pub type Counts = BTreeMap<(Protocol, Protocol), usize>;
+
 /// Prints how many schedules each pair had; protocols are numbered in the order of the list.
-pub fn print(title: &str, counts: &BTreeMap<(Protocol, Protocol), usize>) {
+pub fn print(title: &str, counts: &Counts) {
     println!("\n{title}: A down, B across");
-    let numbers: String = (1..=PROTOCOLS.len()).map(|number| format!("{number:>4}")).collect();
-    println!("{:<16}{numbers}", "");
+    print!("{:<15}", "");
+    for number in 1..=PROTOCOLS.len() {
+        print!("{number:>4}");
+    }
+    println!();
     for (row, (a, name)) in PROTOCOLS.iter().enumerate() {
-        let cells = PROTOCOLS.iter().map(|(b, _)| match counts.get(&(*a, *b)) {
-            Some(count) => format!("{count:>4}"),
-            None => "   .".to_owned(),
-        });
-        println!("{:>2} {name:<13}{}", row + 1, cells.collect::<String>());
+        print!("{:>2} {name:<12}", row + 1);
+        for (b, _) in PROTOCOLS {
+            match counts.get(&(*a, b)) {
+                Some(count) => print!("{count:>4}"),
+                None => print!("   ."),
+            }
+        }
+        println!();
     }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use support::inspect::key;
 
 use super::node::{Node, Reply};
+use super::stage::Stage;
 use super::told::Told;
 use super::track::Log;
 use super::world::World;
@@ -171,9 +172,13 @@ impl<'w> Play<'w> {
         self.world.redis.query::<u64>(&words).await;
     }
 
-    /// Two callers who have not asked before, one at each core that runs, while both protocols stand still; and once, a
-    /// return.
-    pub async fn callers(&self, nodes: &[Node; 2]) {
+    /// While both protocols stand still: two callers who have not asked before, one at each core; and one who gives a claim
+    /// back, if the campaign is in Redis. An evicted one would come back for it, in the midst of what stands still.
+    pub async fn callers(&self, nodes: &[Node; 2], stage: Stage) {
+        if stage.is_in_redis() {
+            let reply = self.settle(&nodes[1], "u5", "return").await;
+            self.log.add(format!("    u5 gives back at B: {}", reply.brief()));
+        }
         for (node, name) in nodes.iter().zip(NAMES) {
             let user = self.new_user();
             let reply = self.claim(node, &user).await;

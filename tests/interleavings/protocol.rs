@@ -79,6 +79,17 @@ impl Protocol {
         }
     }
 
+    /// Whether it decides what Redis holds of the campaign as a whole.
+    pub fn rewrites(self) -> bool {
+        match self {
+            Self::Create | Self::EnsureReady | Self::Evict | Self::Reopen | Self::Suspend | Self::Repair => {
+                true
+            }
+            Self::Raise | Self::Lower | Self::Pause | Self::End | Self::Relay | Self::Refresh => false,
+            Self::Confirm | Self::Return | Self::Claims | Self::KeyLoss => false,
+        }
+    }
+
     /// Does the work, at `node`; in a few words, what it came to.
     pub async fn run(self, play: &Play<'_>, node: &Node, stage: Stage) -> String {
         let (version, total) = (stage.version(), stage.total());

@@ -71,6 +71,9 @@ schedules! {
     what_an_evictor_that_died_has_left_in_redis_is_freed:
         "sqlite over evict@redis:drop_keys=crash evict lease=expired",
         "sqlite over evict@sql:archive_campaign=lost evict lease=held";
+    a_repair_does_not_destroy_what_sql_alone_has_lost:
+        "sqlite behind repair@1 refresh lease=held",
+        "postgres behind repair@1 refresh lease=held";
     a_core_that_changes_an_evicted_campaign_says_of_it_what_sql_says:
         "sqlite evicted refresh@1 pause lease=held",
         "sqlite evicted refresh@1 end lease=held",

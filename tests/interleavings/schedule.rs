@@ -134,8 +134,8 @@ pub struct Played {
     pub lines: Vec<String>,
     /// Whether some lease was held when the cores changed places: else it is all the same whether leases run out.
     pub leases: bool,
-    /// Steps that A and B came to.
-    pub steps: [usize; 2],
+    /// The steps that A and B came to.
+    pub steps: [Vec<&'static str>; 2],
     /// Whether A's and B's places were met: a protocol may be shorter than was thought.
     pub met: [bool; 2],
 }
@@ -146,7 +146,13 @@ impl Schedule {
         let play = Play::new(world);
         let nodes = [world.node(0), world.node(1)];
         self.stage.set(&play, &nodes).await;
-        let mut stand = Stand { leases: false, steps: [0, 0], met: [true; 2], expire: self.expire };
+        let mut stand = Stand {
+            leases: false,
+            steps: [vec![], vec![]],
+            met: [true; 2],
+            expire: self.expire,
+            stage: self.stage,
+        };
         let result = match self.run(&play, nodes, &mut stand).await {
             Ok(nodes) => {
                 play.log.add("    all is over".to_owned());
@@ -213,9 +219,10 @@ impl Schedule {
 /// How a schedule stands.
 struct Stand {
     leases: bool,
-    steps: [usize; 2],
+    steps: [Vec<&'static str>; 2],
     met: [bool; 2],
     expire: bool,
+    stage: Stage,
 }
 
 impl Stand {
@@ -226,6 +233,6 @@ impl Stand {
         } else {
             self.leases |= play.has_leases().await;
         }
-        play.callers(nodes).await;
+        play.callers(nodes, self.stage).await;
     }
 }

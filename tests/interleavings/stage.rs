@@ -51,6 +51,11 @@ impl Stage {
         STAGES.into_iter().find(|(stage, _)| *stage == self).expect("all are listed").1
     }
 
+    /// Whether Redis has the campaign, all along.
+    pub fn is_in_redis(self) -> bool {
+        matches!(self, Self::Live | Self::Forked | Self::Behind)
+    }
+
     /// The campaign's total there.
     pub fn total(self) -> u32 {
         if self == Self::Lost { TOTAL_MANY } else { TOTAL }

@@ -122,12 +122,14 @@ impl Told {
     /// Of a confirmation or a return.
     pub fn settle(&self, id: &str, is_return: bool, reply: &Reply) {
         let mut told = self.0.lock().unwrap();
+        let must_be_there =
+            told.claims.values().any(|claim| claim.id == id) && !told.lost.contains(id) && !told.forked;
         let settled = told.settled.entry(id.to_owned()).or_default();
         match (reply.status, reply.body["claim"]["status"].as_str()) {
             (200, Some("returned")) => settled.returned = true,
             (200, Some("granted")) if !is_return => settled.confirmed = true,
             (503 | 409, _) => {}
-            (404, _) if told.forked || told.claims.is_empty() => {}
+            (404, _) if !must_be_there => {}
             (status, _) => {
                 let line = format!("settling {id} was answered {status}: {}", reply.body);
                 told.wrong.push(line);

@@ -137,15 +137,15 @@ impl<'a, T: 'a> Track<'a, T> {
 
     /// Whether it stands at `place`, or has ended where it would have come next.
     pub fn met(&self, place: Place) -> bool {
-        if self.done { place == Place::Step(self.steps() + 1) } else { self.baton.is_at(place) }
+        if self.done { place == Place::Step(self.steps().len() + 1) } else { self.baton.is_at(place) }
     }
 
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Steps come to so far.
-    pub fn steps(&self) -> usize {
-        self.baton.steps.lock().unwrap().len()
+    /// The steps come to so far.
+    pub fn steps(&self) -> Vec<&'static str> {
+        self.baton.steps.lock().unwrap().clone()
     }
 }
