@@ -12,7 +12,7 @@ defect recovery_skips_the_outbox core/src/recovery.rs \
         let Some(campaign)' \
     'max(campaign.epoch) + 1;
         let Some(campaign)'
-defect older_row_wins core/src/archive/claims.rs \
+defect older_row_wins core/src/archive/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
 # Invariant 3: one claim a key.

@@ -32,7 +32,7 @@ use sqlx::any::AnyPoolOptions;
 use sqlx::{AnyConnection, Connection as _};
 use tokio::time::timeout;
 
-use self::pool::Pool;
+use self::pool::{Pool, Writer};
 use campaigns::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
@@ -71,6 +71,8 @@ pub struct Archive {
     /// One connection for [`Archive::ping`], made when it is first needed.
     pings: Pool,
     url: Arc<str>,
+    /// Some for SQLite.
+    writer: Option<Writer>,
     unreadable: Arc<Unreadable>,
     /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
     rows_of_json: &'static str,
@@ -116,7 +118,7 @@ impl Archive {
         let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
         timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| ArchiveError::MigrateLate)??;
         migrating.close().await;
-        Self::connect(url)
+        Self::connect(url, url.starts_with("sqlite:").then(Writer::default))
     }
 
     /// The same register over connections of its own, made when they are needed. SQLite works on the thread that makes
@@ -125,10 +127,10 @@ impl Archive {
     /// # Errors
     /// When the address is none.
     pub fn reopen(&self) -> Result<Self, ArchiveError> {
-        Self::connect(&self.url)
+        Self::connect(&self.url, self.writer.clone())
     }
 
-    fn connect(url: &str) -> Result<Self, ArchiveError> {
+    fn connect(url: &str, writer: Option<Writer>) -> Result<Self, ArchiveError> {
         let connections = |max, wait| {
             let options = AnyPoolOptions::new().max_connections(max).acquire_timeout(wait);
             options
@@ -145,14 +147,14 @@ impl Archive {
                 .after_connect(|connection, _| Box::pin(prepare(connection)))
                 .connect_lazy(url)
         };
-        let rows_of_json =
-            if url.starts_with("sqlite:") { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES };
+        let is_sqlite = writer.is_some();
         Ok(Self {
-            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX),
-            pings: Pool::new(connections(1, PING)?, PING, 1),
+            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX, writer.clone()),
+            pings: Pool::new(connections(1, PING)?, PING, 1, None),
             url: url.into(),
             unreadable: Arc::default(),
-            rows_of_json,
+            rows_of_json: if is_sqlite { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES },
+            writer,
         })
     }
 
