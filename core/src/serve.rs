@@ -41,7 +41,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (mut embedded, redis_url) = redis(&config)?;
     let archive = Archive::open(&config.database_url)
         .await
-        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?
+        // While SQL is away, those who wait for it leave the other places to claims.
+        .for_callers((config.concurrency_max / 4).max(1));
     let ledger = Arc::new(Ledger::new(redis::Client::open(redis_url)?, archive.clone(), config.outbox_max));
     let recovery = Arc::new(Recovery {
         ledger: Arc::clone(&ledger),

@@ -41,19 +41,19 @@ pub use settlement::Settled;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
-/// Callers that wait for SQL at once; a quarter of the requests that core takes by default.
+/// Callers that wait for SQL at once, unless told otherwise: see [`Archive::for_callers`].
 const CALLERS_MAX: usize = 1024;
 
 /// What a caller waits for. The edge gives core 2 s.
-const INTERACTIVE: Duration = Duration::from_millis(1800);
+const INTERACTIVE: Duration = Duration::from_millis(1500);
 /// Thousands of rows: a batch drained, a page of a load or an export. They take some 300 ms.
 const BULK: Duration = Duration::from_secs(15);
 /// All rows of a campaign in one statement, or a salvage. A million take about a second.
 const WHOLE: Duration = Duration::from_secs(60);
 /// A look whether SQL answers.
 const PING: Duration = Duration::from_secs(1);
-/// A new connection, and the wait for one that is free.
-const CONNECT: Duration = Duration::from_secs(2);
+/// A new connection, or the wait for one that is free; a caller's own limit ends it before.
+const CONNECT: Duration = Duration::from_secs(5);
 /// A connection that has lain idle for longer than [`IDLE_TRUSTED`] may lead to a host that is gone: it is asked first.
 const IDLE_PING: Duration = Duration::from_millis(500);
 const IDLE_TRUSTED: Duration = Duration::from_secs(1);
@@ -118,7 +118,10 @@ impl Archive {
         let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
         timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| ArchiveError::MigrateLate)??;
         migrating.close().await;
-        Self::connect(url, url.starts_with("sqlite:").then(Writer::default))
+        let archive = Self::connect(url, url.starts_with("sqlite:").then(Writer::default))?;
+        // The first connection is made here: whoever asks next is in a hurry.
+        sqlx::query("SELECT 1").execute(&archive.pool.within(START)).await?;
+        Ok(archive)
     }
 
     /// The same register over connections of its own, made when they are needed. SQLite works on the thread that makes
@@ -158,6 +161,12 @@ impl Archive {
         })
     }
 
+    /// With so many callers at most that wait for SQL at once; further ones are refused at once. [`Self::open`] allows 1024.
+    #[must_use]
+    pub fn for_callers(self, callers_max: usize) -> Self {
+        Self { pool: self.pool.for_callers(callers_max), ..self }
+    }
+
     /// Whether SQL answers, within 1 s. It has a connection of its own: however much the others have to do, and however
     /// long they wait, it says how the database is.
     ///
@@ -189,7 +198,7 @@ async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(SERVER_LIMITS).execute(&mut *connection).await?;
         return Ok(());
     }
-    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1500", "foreign_keys = ON"] {
+    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1200", "foreign_keys = ON"] {
         let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
         sqlx::query(statement).execute(&mut *connection).await?;
     }

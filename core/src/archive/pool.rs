@@ -60,6 +60,11 @@ impl Pool {
         Self { connections: self.connections.clone(), limit, places: None, writer: self.writer.clone() }
     }
 
+    /// The same for another number of callers.
+    pub(super) fn for_callers(self, callers_max: usize) -> Self {
+        Self { places: Some(Arc::new(Semaphore::new(callers_max))), ..self }
+    }
+
     /// Waits until all connections are back, at most for `limit`, and closes them.
     pub(super) async fn close(&self, limit: Duration) {
         // Out of time, they go with the process.
