@@ -51,7 +51,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (mut embedded, redis_url) = redis(&config)?;
     let archive = Archive::open(&config.database_url)
         .await
-        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?
+        // While SQL is away, those who wait for it leave the other places to claims.
+        .for_callers((config.concurrency_max / 4).max(1));
     let gatekeeper = Gatekeeper::new(config.credentials);
     tokio::spawn(keep_credentials(
         gatekeeper.clone(),

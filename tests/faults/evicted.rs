@@ -37,9 +37,14 @@ async fn two_cores() -> Result<Stage, String> {
     Ok(Stage { core, others, proxy: None, server: Some(server), postgres: Some(postgres), sql })
 }
 
+/// Asks until there is an answer, as a caller of whom the outcome is unknown does.
 async fn settle(core: &Core, user: &str, verb: &str) -> Reply {
     let url = core.url(&format!("/internal/v1/claims/{}/{verb}", claim_id("demo", user, "k")));
-    core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await
+    eventually(SOON, || async {
+        let reply = core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await;
+        if reply.code() == "unavailable" { Err(reply.text()) } else { Ok(reply) }
+    })
+    .await
 }
 
 async fn in_redis(stage: &Stage) -> u64 {

@@ -7,6 +7,7 @@ use claimgate_core::campaign::{NewCampaign, Reached};
 use claimgate_core::ledger::events::{Entry, Event};
 use claimgate_core::ledger::record::Record;
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
+use futures_util::future::join_all;
 use serde_json::json;
 use support::postgres::Postgres;
 use support::signing::claim_id;
@@ -23,7 +24,7 @@ struct Register {
     archive: Archive,
     campaign: CampaignId,
     _folder: TempDir,
-    _postgres: Option<Postgres>,
+    postgres: Option<Postgres>,
 }
 
 impl Register {
@@ -34,9 +35,13 @@ impl Register {
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
         assert!(archive.create(&campaign, change).await.unwrap().is_none());
+<<<<<<< HEAD:tests/faults/unreadable.rs
         let drawn = archive.draw_token(&campaign.id).await.unwrap().expect("the campaign");
         archive.raise_epoch(&drawn, 1, Reached::default()).await.unwrap().expect("epoch 1");
         Self { archive, campaign: campaign.id, _folder: folder, _postgres: postgres }
+=======
+        Self { archive, campaign: campaign.id, _folder: folder, postgres }
+>>>>>>> sql:tests/faults/register.rs
     }
 
     async fn sqlite() -> Self {
@@ -185,4 +190,29 @@ async fn one_unreadable_campaign_stops_no_other_postgres() {
         Ok(stage) => one_is_unreadable(row, stage).await,
         Err(why) => row.skip(&why),
     }
+}
+
+/// Beside whatever else waits for SQL.
+#[tokio::test]
+async fn a_ping_says_soon_how_sql_is() {
+    let row = Row::begin("SQL asked how it is: PostgreSQL, SIGSTOP");
+    let Register { archive, campaign, postgres, .. } = match Register::postgres().await {
+        Ok(register) => register,
+        Err(why) => return row.skip(&why),
+    };
+    let postgres = postgres.expect("a PostgreSQL");
+    archive.ping().await.expect("SQL answers");
+    row.fault();
+    postgres.freeze();
+    let asked = Instant::now();
+    let (ping, others) = tokio::join!(archive.ping(), join_all((0..20).map(|_| archive.campaign(&campaign))));
+    assert!(ping.is_err() && others.iter().all(Result::is_err), "SQL was to stand still");
+    assert!(asked.elapsed() < Duration::from_millis(2500), "{:?}", asked.elapsed());
+    let asked = Instant::now();
+    archive.ping().await.expect_err("SQL was to stand still");
+    assert!(asked.elapsed() < Duration::from_millis(1500), "{:?}", asked.elapsed());
+    postgres.thaw();
+    eventually(SOON, || async { archive.ping().await.map_err(|error| error.to_string()) }).await;
+    archive.campaign(&campaign).await.expect("SQL answers").expect("a campaign");
+    row.passed(23, "said in time");
 }

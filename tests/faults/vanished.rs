@@ -14,7 +14,7 @@ use support::proxy::Proxy;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, claim_body, eventually};
+use support::{Core, CoreOptions, SOON, claim_body, eventually, heavy};
 
 use crate::stage::{ROOMY, Stage};
 use crate::tally::Row;
@@ -26,8 +26,8 @@ const SAID_MAX: Duration = Duration::from_secs(5);
 /// How soon everything is drained once SQL is back.
 const DRAINED_MAX: Duration = Duration::from_secs(30);
 /// Requests that core takes at once in the test of places, and how many ask for what only SQL knows.
-const PLACES: usize = 1100;
-const CROWD: usize = 1500;
+const PLACES: usize = 400;
+const CROWD: usize = 600;
 
 /// One core on a PostgreSQL behind a proxy; `Err` where there is none.
 async fn behind_a_proxy(options: CoreOptions) -> Result<(Stage, Proxy), String> {
@@ -134,6 +134,7 @@ async fn survive(row: Row, mut stage: Stage, gone: impl FnOnce(&mut Stage), back
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqls_host_vanishes_and_claims_go_on() {
+    let _turn = heavy().await;
     let row = Row::begin("SQL gone: PostgreSQL's host vanishes");
     match behind_a_proxy(CoreOptions::default()).await {
         Ok((stage, proxy)) => survive(row, stage, |_| proxy.vanish(), |_| proxy.come_back()).await,
@@ -143,6 +144,7 @@ async fn sqls_host_vanishes_and_claims_go_on() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sql_stands_still_and_claims_go_on() {
+    let _turn = heavy().await;
     let row = Row::begin("SQL gone: PostgreSQL, SIGSTOP, whoever needs it is told");
     match Stage::on_postgres(true).await {
         Ok(stage) => {
@@ -155,6 +157,7 @@ async fn sql_stands_still_and_claims_go_on() {
 /// However many wait for SQL, claims find a place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_waits_for_sql_leaves_places_for_claims() {
+    let _turn = heavy().await;
     let row = Row::begin("SQL gone: a crowd asks for what only SQL knows");
     let options = CoreOptions::default().with("CLAIMGATE_CONCURRENCY_MAX", PLACES.to_string());
     let (stage, proxy) = match behind_a_proxy(options).await {
@@ -195,6 +198,7 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
 /// SQLite locked by another process: who writes is told in time, who reads is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_is_locked_and_who_writes_is_told() {
+    let _turn = heavy().await;
     let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE, whoever writes is told");
     let stage = Stage::embedded().await;
     let checker = Checker::create(&stage.core, "demo", ROOMY).await;

@@ -34,7 +34,7 @@ use sqlx::any::AnyPoolOptions;
 use sqlx::{AnyConnection, Connection as _};
 use tokio::time::timeout;
 
-use self::pool::Pool;
+use self::pool::{Pool, Writer};
 use campaigns::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
@@ -44,19 +44,19 @@ pub use settlement::Settled;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
-/// Callers that wait for SQL at once; a quarter of the requests that core takes by default.
+/// Callers that wait for SQL at once, unless told otherwise: see [`Archive::for_callers`].
 const CALLERS_MAX: usize = 1024;
 
 /// What a caller waits for. The edge gives core 2 s.
-const INTERACTIVE: Duration = Duration::from_millis(1800);
+const INTERACTIVE: Duration = Duration::from_millis(1500);
 /// Thousands of rows: a batch drained, a page of a load or an export. They take some 300 ms.
 const BULK: Duration = Duration::from_secs(15);
 /// All rows of a campaign in one statement, or a salvage. A million take about a second.
 const WHOLE: Duration = Duration::from_secs(60);
 /// A look whether SQL answers.
 const PING: Duration = Duration::from_secs(1);
-/// A new connection, and the wait for one that is free.
-const CONNECT: Duration = Duration::from_secs(2);
+/// A new connection, or the wait for one that is free; a caller's own limit ends it before.
+const CONNECT: Duration = Duration::from_secs(5);
 /// A connection that has lain idle for longer than [`IDLE_TRUSTED`] may lead to a host that is gone: it is asked first.
 const IDLE_PING: Duration = Duration::from_millis(500);
 const IDLE_TRUSTED: Duration = Duration::from_secs(1);
@@ -74,6 +74,8 @@ pub struct Archive {
     /// One connection for [`Archive::ping`], made when it is first needed.
     pings: Pool,
     url: Arc<str>,
+    /// Some for SQLite.
+    writer: Option<Writer>,
     unreadable: Arc<Unreadable>,
     /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
     rows_of_json: &'static str,
@@ -119,7 +121,10 @@ impl Archive {
         let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
         timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| ArchiveError::MigrateLate)??;
         migrating.close().await;
-        Self::connect(url)
+        let archive = Self::connect(url, url.starts_with("sqlite:").then(Writer::default))?;
+        // The first connection is made here: whoever asks next is in a hurry.
+        sqlx::query("SELECT 1").execute(&archive.pool.within(START)).await?;
+        Ok(archive)
     }
 
     /// Whether this is a SQLite file: then only this core can be at work on it, since it has locked the data folder.
@@ -133,10 +138,10 @@ impl Archive {
     /// # Errors
     /// When the address is none.
     pub fn reopen(&self) -> Result<Self, ArchiveError> {
-        Self::connect(&self.url)
+        Self::connect(&self.url, self.writer.clone())
     }
 
-    fn connect(url: &str) -> Result<Self, ArchiveError> {
+    fn connect(url: &str, writer: Option<Writer>) -> Result<Self, ArchiveError> {
         let connections = |max, wait| {
             let options = AnyPoolOptions::new().max_connections(max).acquire_timeout(wait);
             options
@@ -153,15 +158,21 @@ impl Archive {
                 .after_connect(|connection, _| Box::pin(prepare(connection)))
                 .connect_lazy(url)
         };
-        let rows_of_json =
-            if url.starts_with("sqlite:") { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES };
+        let is_sqlite = writer.is_some();
         Ok(Self {
-            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX),
-            pings: Pool::new(connections(1, PING)?, PING, 1),
+            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX, writer.clone()),
+            pings: Pool::new(connections(1, PING)?, PING, 1, None),
             url: url.into(),
             unreadable: Arc::default(),
-            rows_of_json,
+            rows_of_json: if is_sqlite { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES },
+            writer,
         })
+    }
+
+    /// With so many callers at most that wait for SQL at once; further ones are refused at once. [`Self::open`] allows 1024.
+    #[must_use]
+    pub fn for_callers(self, callers_max: usize) -> Self {
+        Self { pool: self.pool.for_callers(callers_max), ..self }
     }
 
     /// Whether SQL answers, within 1 s. It has a connection of its own: however much the others have to do, and however
@@ -195,7 +206,7 @@ async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(SERVER_LIMITS).execute(&mut *connection).await?;
         return Ok(());
     }
-    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1500", "foreign_keys = ON"] {
+    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1200", "foreign_keys = ON"] {
         let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
         sqlx::query(statement).execute(&mut *connection).await?;
     }

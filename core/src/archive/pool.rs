@@ -16,7 +16,7 @@ use sqlx::any::{AnyQueryResult, AnyRow, AnyStatement, AnyTypeInfo};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyPool, Describe, Either, Error, Execute, Executor, SqlStr};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -29,7 +29,12 @@ pub struct Pool {
     connections: AnyPool,
     limit: Duration,
     places: Option<Arc<Semaphore>>,
+    writer: Option<Writer>,
 }
+
+/// SQLite's one place for a writer. SQLite lets whoever looks at the right moment have it, which the drain nearly always
+/// does; here this process' transactions get it in turn.
+pub(super) type Writer = Arc<Mutex<()>>;
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,14 +45,24 @@ impl fmt::Debug for Pool {
 impl Pool {
     /// At most `callers_max` callers at once, waiting or served; each has `limit` in all. Who comes beyond them is refused
     /// at once: while SQL does not answer, callers that need it must not take up all of core's places.
-    pub(super) fn new(connections: AnyPool, limit: Duration, callers_max: usize) -> Self {
-        Self { connections, limit, places: Some(Arc::new(Semaphore::new(callers_max))) }
+    pub(super) fn new(
+        connections: AnyPool,
+        limit: Duration,
+        callers_max: usize,
+        writer: Option<Writer>,
+    ) -> Self {
+        Self { connections, limit, places: Some(Arc::new(Semaphore::new(callers_max))), writer }
     }
 
     /// The same connections with another limit, for core's own work: it is bounded by its kind, and is never refused a
     /// place.
     pub(super) fn within(&self, limit: Duration) -> Self {
-        Self { connections: self.connections.clone(), limit, places: None }
+        Self { connections: self.connections.clone(), limit, places: None, writer: self.writer.clone() }
+    }
+
+    /// The same for another number of callers.
+    pub(super) fn for_callers(self, callers_max: usize) -> Self {
+        Self { places: Some(Arc::new(Semaphore::new(callers_max))), ..self }
     }
 
     /// Waits until all connections are back, at most for `limit`, and closes them.
@@ -58,14 +73,25 @@ impl Pool {
 
     /// Begins a transaction. What it has not committed when it is dropped is rolled back.
     pub(super) async fn begin(&self) -> Result<Transaction, Error> {
-        let mut lease = self.lease().await?;
+        let deadline = Instant::now() + self.limit;
+        let turn = match &self.writer {
+            Some(writer) => {
+                let turn = timeout_at(deadline, Arc::clone(writer).lock_owned()).await;
+                Some(turn.map_err(|_| Error::PoolTimedOut)?)
+            }
+            None => None,
+        };
+        let mut lease = self.lease_until(deadline).await?;
         sqlx::raw_sql("BEGIN").execute(&mut lease).await?;
         lease.in_transaction = true;
-        Ok(Transaction(lease))
+        Ok(Transaction { lease, _turn: turn })
     }
 
     async fn lease(&self) -> Result<Lease, Error> {
-        let deadline = Instant::now() + self.limit;
+        self.lease_until(Instant::now() + self.limit).await
+    }
+
+    async fn lease_until(&self, deadline: Instant) -> Result<Lease, Error> {
         let place = match &self.places {
             Some(places) => Some(Arc::clone(places).try_acquire_owned().map_err(|_| Error::PoolTimedOut)?),
             None => None,
@@ -249,13 +275,16 @@ impl<'p> Executor<'p> for &'p Pool {
 
 /// Statements that count together or not at all. All of them have the pool's limit together.
 #[derive(Debug)]
-pub struct Transaction(Lease);
+pub struct Transaction {
+    lease: Lease,
+    _turn: Option<OwnedMutexGuard<()>>,
+}
 
 impl Transaction {
     /// Makes it count. On an error it may have, or not.
     pub(super) async fn commit(mut self) -> Result<(), Error> {
-        sqlx::raw_sql("COMMIT").execute(&mut self.0).await?;
-        self.0.in_transaction = false;
+        sqlx::raw_sql("COMMIT").execute(&mut self.lease).await?;
+        self.lease.in_transaction = false;
         Ok(())
     }
 }
@@ -263,12 +292,12 @@ impl Transaction {
 impl Deref for Transaction {
     type Target = Lease;
     fn deref(&self) -> &Lease {
-        &self.0
+        &self.lease
     }
 }
 
 impl DerefMut for Transaction {
     fn deref_mut(&mut self) -> &mut Lease {
-        &mut self.0
+        &mut self.lease
     }
 }

@@ -29,7 +29,7 @@ impl Archive {
     /// brings it back to Redis waits for this, or this sees that it is back.
     ///
     /// # Errors
-    /// When SQL does not answer within 1.8 s; the claim may have been settled.
+    /// When SQL does not answer within 1.5 s; the claim may have been settled.
     pub async fn settle(
         &self,
         id: &ClaimId,

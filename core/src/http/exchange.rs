@@ -27,7 +27,7 @@ use crate::app::App;
 pub const BODY_BYTES_MAX: usize = 4096;
 /// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
 /// a whole campaign, and claims, which have less.
-const ANSWER_WAIT: Duration = Duration::from_millis(2300);
+const ANSWER_WAIT: Duration = Duration::from_secs(2);
 /// How long a body may take to come in.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 /// Carries the request's id, in and out.

@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::archive::{ArchiveError, ClaimCursor, ClaimRow};
 
 /// Claims that are read at once, and held in memory.
-const PAGE: u32 = 5000;
+const PAGE: u32 = 10_000;
 
 /// All claims behind `after`, in the order of their sequence, read page by page as the caller takes them: a slow one keeps
 /// no connection.
