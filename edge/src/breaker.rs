@@ -13,6 +13,9 @@ const FAILURES_MAX: u32 = 5;
 const PAUSE_MS_MIN: i64 = 500;
 /// Short, since a core that is back is not to wait for its claims.
 const PAUSE_MS_MAX: i64 = 2_000;
+/// When nobody has asked for so long after a pause, what was before it says nothing any more: of several who ask at once
+/// then, all are let through and not one alone.
+const LAPSE_MS: i64 = 5_000;
 /// A probe that was cut off never says how it went, so after this another one is let through.
 const PROBE_MS_MAX: i64 = 2_500;
 
@@ -42,6 +45,41 @@ pub enum Breaker {
     },
 }
 
+/// What core needs to answer a call. What keeps it from answering one kind says nothing of the others: while SQL does not
+/// answer, Redis goes on deciding claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Claims on live campaigns: Redis alone decides them.
+    Claims,
+    /// Views of live campaigns: of changed rules SQL may be asked, too.
+    Views,
+    /// Claims that are looked up: SQL is always asked.
+    LookUps,
+    /// Claims on and views of campaigns that core may have to look for in SQL: not heard of yet, or over.
+    Unsure,
+}
+
+/// A breaker for each kind of call.
+#[derive(Debug, Default)]
+pub struct Breakers {
+    claims: Breaker,
+    views: Breaker,
+    look_ups: Breaker,
+    unsure: Breaker,
+}
+
+impl Breakers {
+    /// The breaker of `kind`.
+    pub fn of(&mut self, kind: Kind) -> &mut Breaker {
+        match kind {
+            Kind::Claims => &mut self.claims,
+            Kind::Views => &mut self.views,
+            Kind::LookUps => &mut self.look_ups,
+            Kind::Unsure => &mut self.unsure,
+        }
+    }
+}
+
 impl Default for Breaker {
     fn default() -> Self {
         Self::Closed { failures: 0 }
@@ -53,6 +91,10 @@ impl Breaker {
     pub fn lets_through(&mut self, now: Timestamp) -> bool {
         let (waited_ms, wait_ms, pause_ms) = match *self {
             Self::Closed { .. } => return true,
+            Self::Open { since, jittered_ms, .. } if age_ms(since, now) >= jittered_ms + LAPSE_MS => {
+                *self = Self::default();
+                return true;
+            }
             Self::Open { since, pause_ms, jittered_ms } => (age_ms(since, now), jittered_ms, pause_ms),
             Self::Probing { since, pause_ms } => (age_ms(since, now), PROBE_MS_MAX, pause_ms),
         };
@@ -157,11 +199,35 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_that_nobody_has_asked_after_is_forgotten() {
+        let mut breaker = opened();
+        assert!(breaker.lets_through(at(5_499)) && !breaker.lets_through(at(5_499)), "one probe");
+        let mut breaker = opened();
+        assert!(breaker.lets_through(at(5_500)) && breaker.lets_through(at(5_500)));
+        breaker.failed(at(5_500), at(5_500), 1.0);
+        assert!(breaker.lets_through(at(5_501)), "all begins anew");
+    }
+
+    #[test]
     fn a_probe_that_is_cut_off_does_not_keep_core_dead() {
         let mut breaker = opened();
         assert!(breaker.lets_through(at(500)));
         assert!(!breaker.lets_through(at(2_999)));
         assert!(breaker.lets_through(at(3_000)));
+    }
+
+    #[test]
+    fn one_kinds_failures_are_not_the_others() {
+        const KINDS: [Kind; 4] = [Kind::Claims, Kind::Views, Kind::LookUps, Kind::Unsure];
+        for failing in KINDS {
+            let mut breakers = Breakers::default();
+            for _ in 0..FAILURES_MAX {
+                breakers.of(failing).failed(at(0), at(0), 1.0);
+            }
+            for kind in KINDS {
+                assert_eq!(breakers.of(kind).lets_through(at(1)), kind != failing, "{failing:?} {kind:?}");
+            }
+        }
     }
 
     #[test]

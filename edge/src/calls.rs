@@ -12,6 +12,7 @@ use futures_util::future::{Either, select};
 use serde::Serialize;
 use worker::{Context, Delay, Env};
 
+use crate::breaker::Kind;
 use crate::campaigns::{Asked, Memory, Refresh};
 use crate::clock::age_ms;
 use crate::config::{ClientAddress, Config};
@@ -80,7 +81,8 @@ impl<'a> Call<'a> {
         let id = gate::own_claim(id, &user)?;
         self.rates().check_user(Counted::LookUps, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
-        let call = origin::Call { user: user.as_str(), ..origin::Call::get(&path, self.request_id) };
+        let call = origin::Call::new(Kind::LookUps, &path, self.request_id);
+        let call = origin::Call { user: user.as_str(), ..call };
         Ok(self.to_core(call).await?.into_reply())
     }
 
@@ -130,14 +132,15 @@ impl<'a> Call<'a> {
 
     async fn forward(&self, claim: &ClaimRequest, attempt: Attempt) -> Result<Reply, Problem> {
         let body = serde_json::to_string(claim).map_err(|_| unwritable())?;
+        let asked_at = clock::now()?;
+        let kind = campaigns::kind(&claim.campaign_id, asked_at, Kind::Claims);
         let call = origin::Call {
             body: Some(&body),
             user: claim.user_id.as_str(),
             idempotency_key: claim.idempotency_key.as_str(),
             attempt,
-            ..origin::Call::get("/internal/v1/claims", self.request_id)
+            ..origin::Call::new(kind, "/internal/v1/claims", self.request_id)
         };
-        let asked_at = clock::now()?;
         let answer = self.to_core(call).await?;
         campaigns::hear(&claim.campaign_id, answer.heard(), asked_at);
         Ok(answer.into_reply())

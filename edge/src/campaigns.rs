@@ -12,6 +12,7 @@ use claimgate_shared::window::Position;
 use claimgate_shared::{CampaignId, CampaignState, Code, Problem, Timestamp};
 use worker::js_sys::Math;
 
+use crate::breaker::Kind;
 use crate::clock::{self, age_ms};
 use crate::origin::{self, Answer, Heard, Origin};
 use crate::view::{State, View};
@@ -103,6 +104,11 @@ impl Snapshot {
         now >= self.due_at || now < self.asked_at
     }
 
+    /// Whether it has ended, so that Redis may have let it go.
+    fn is_over(&self, now: Timestamp) -> bool {
+        self.view.state == State::Known(CampaignState::Ended) || self.position(now) == Some(Position::After)
+    }
+
     fn with_count(&self, remaining: Option<u32>, counted_at: Timestamp) -> Self {
         Self { counted_at, view: View { remaining, ..self.view.clone() }, ..self.clone() }
     }
@@ -140,6 +146,11 @@ pub fn recall(id: &CampaignId, now: Timestamp) -> Memory {
     CAMPAIGNS.with_borrow(|campaigns| campaigns.recall(id, now))
 }
 
+/// Which kind a call at `now` about `id` is: `live`, or one that core may need SQL for.
+pub fn kind(id: &CampaignId, now: Timestamp, live: Kind) -> Kind {
+    if CAMPAIGNS.with_borrow(|campaigns| campaigns.is_live(id, now)) { live } else { Kind::Unsure }
+}
+
 /// Remembers what core's answer to a claim, asked for at `asked_at`, says of its campaign.
 pub fn hear(id: &CampaignId, heard: &Heard, asked_at: Timestamp) {
     CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.hear(id, heard, asked_at));
@@ -174,7 +185,8 @@ impl Refresh {
         let asked_at = clock::now()?;
         let path = format!("/internal/v1/campaigns/{}", self.id);
         // The snapshot is for everybody: it is asked in nobody's name.
-        let answer = origin::Call::get(&path, request_id).send(origin).await?;
+        let kind = kind(&self.id, asked_at, Kind::Views);
+        let answer = origin::Call::new(kind, &path, request_id).send(origin).await?;
         if answer.heard().is(Code::CampaignNotFound) {
             CAMPAIGNS.with_borrow_mut(|campaigns| campaigns.learn_unknown(self.id.clone(), asked_at));
         }
@@ -237,6 +249,12 @@ impl Campaigns {
             Some(asked_at) if age_ms(*asked_at, now) <= FRESH_MS => Memory::Unknown,
             _ => Memory::Nothing,
         }
+    }
+
+    /// Whether `id` is not over by what core said of it last, however long ago that is.
+    pub fn is_live(&self, id: &CampaignId, now: Timestamp) -> bool {
+        let known = self.known.get(id);
+        known.is_some_and(|known| known.snapshot.as_ref().is_none_or(|last| !last.is_over(now)))
     }
 
     /// Whether the caller is to ask core for `id`: one at a time. A request that is cut off never ends its refresh,
@@ -483,6 +501,28 @@ pub(crate) mod tests {
         assert_eq!(left(&campaigns), 0, "granted beside the last one, and answered after it");
         campaigns.learn(seen(3, 4, 1_300));
         assert_eq!(left(&campaigns), 4);
+    }
+
+    #[test]
+    fn a_campaign_is_live_from_cores_first_word_of_it_until_it_is_over() {
+        // Seen at 1,000 when core's clock read 15,000; its window ends at 20,000.
+        let is_live = |campaigns: &Campaigns, now_ms: i64| campaigns.is_live(&id("demo"), at(now_ms));
+        let mut campaigns = Campaigns::default();
+        assert!(!is_live(&campaigns, 1_000));
+        campaigns.learn(seen(3, 0, 1_000));
+        assert!(
+            is_live(&campaigns, 1_000) && is_live(&campaigns, 5_990),
+            "also when its snapshot is of no use"
+        );
+        assert!(!is_live(&campaigns, 6_010));
+        campaigns.hear(&id("demo"), &granted(4, 9), at(1_100));
+        assert!(is_live(&campaigns, 1_200));
+        let ended = View { version: 5, ..view(CampaignState::Ended, None, 15_000) };
+        campaigns.learn(Rc::new(Snapshot::new(ended, at(1_300), at(1_300), 0.0)));
+        assert!(!is_live(&campaigns, 1_300));
+        campaigns.learn(seen(6, 1, 1_400));
+        campaigns.learn_unknown(id("demo"), at(1_500));
+        assert!(!is_live(&campaigns, 1_500));
     }
 
     #[test]

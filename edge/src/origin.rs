@@ -16,7 +16,7 @@ use worker::Env;
 use worker::js_sys::futures::JsFuture;
 use worker::js_sys::{self, Math, Uint8Array};
 
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, Breakers, Kind};
 use crate::clock::{self, age_ms};
 use crate::config::Config;
 use crate::reply::{REQUEST_ID_HEADER, Reply};
@@ -29,7 +29,7 @@ const TRY_MS_MIN: i64 = 100;
 const JSON: &str = "application/json";
 
 thread_local! {
-    static BREAKER: RefCell<Breaker> = RefCell::default();
+    static BREAKERS: RefCell<Breakers> = RefCell::default();
     // An isolate's environment never changes.
     static FETCHER: OnceCell<WorkerGlobalScope> = const { OnceCell::new() };
 }
@@ -63,6 +63,8 @@ impl<'a> Origin<'a> {
 /// A call to core's internal API.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
+    /// What core needs to answer it.
+    pub kind: Kind,
     /// Path on core; none of them has a query.
     pub path: &'a str,
     /// A `POST` of this JSON; without it a `GET`.
@@ -101,9 +103,15 @@ enum Failure {
 
 impl<'a> Call<'a> {
     /// A `GET` in nobody's name, to be filled in.
-    pub fn get(path: &'a str, request_id: &'a str) -> Self {
+    pub fn new(kind: Kind, path: &'a str, request_id: &'a str) -> Self {
         let (user, client_ip, idempotency_key) = ("", "", "");
-        Self { path, body: None, user, client_ip, idempotency_key, attempt: Attempt::Unknown, request_id }
+        let attempt = Attempt::Unknown;
+        Self { kind, path, body: None, user, client_ip, idempotency_key, attempt, request_id }
+    }
+
+    /// What `with` does to the breaker of this kind of call.
+    fn breaker<T>(&self, with: impl FnOnce(&mut Breaker) -> T) -> T {
+        BREAKERS.with_borrow_mut(|breakers| with(breakers.of(self.kind)))
     }
 
     /// Core's answer, or `unavailable` when there is none in time: then the outcome is unknown.
@@ -114,21 +122,21 @@ impl<'a> Call<'a> {
         for attempt in [self.attempt, Attempt::Unknown] {
             let now = clock::now()?;
             let left_ms = CALL_MS_MAX - age_ms(began_at, now).min(CALL_MS_MAX);
-            if left_ms < TRY_MS_MIN || !BREAKER.with_borrow_mut(|breaker| breaker.lets_through(now)) {
+            if left_ms < TRY_MS_MIN || !self.breaker(|breaker| breaker.lets_through(now)) {
                 break;
             }
             match (Self { attempt, ..*self }).try_once(origin, left_ms).await {
                 Ok(answer) => {
-                    BREAKER.with_borrow_mut(Breaker::succeeded);
+                    self.breaker(Breaker::succeeded);
                     return Ok(answer);
                 }
                 Err(Failure::Lost(why)) => {
                     let ended_at = clock::now()?;
-                    BREAKER.with_borrow_mut(|breaker| breaker.failed(now, ended_at, Math::random()));
+                    self.breaker(|breaker| breaker.failed(now, ended_at, Math::random()));
                     worker::console_warn!("{} no answer from core: {why}", self.request_id);
                 }
                 Err(Failure::Distrusted(code)) => {
-                    BREAKER.with_borrow_mut(Breaker::succeeded);
+                    self.breaker(Breaker::succeeded);
                     worker::console_error!(
                         "{} core answers {}: check EDGE_KEY, and both clocks",
                         self.request_id,

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::json;
 use support::edge::World;
+use support::postgres::Postgres;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
 use support::wait::holds;
-use support::{Reply, eventually};
+use support::{CoreOptions, Reply, eventually};
 use tokio::sync::{MutexGuard, OnceCell};
 
 use super::RUNTIME;
@@ -19,6 +20,8 @@ use super::edge::run_alone;
 
 /// How long any browser may wait.
 const ANSWER_MAX: Duration = Duration::from_millis(2_500);
+/// Far less than what a call that core does not answer takes.
+const AT_ONCE: Duration = Duration::from_secs(1);
 /// Until claims flow again.
 const BACK_MAX: Duration = Duration::from_secs(5);
 /// How long each fault lasts.
@@ -279,13 +282,65 @@ fn a_dead_core_is_not_called_again_and_again() {
             let _ = world.claim("dead", &format!("u{n}"), "k").await.refused(503, "unavailable");
         }
         let (called, took) = (calls(&world) - before, began.elapsed());
-        // A probe and its connections: at most one in a quarter of a second, the shortest pause there is.
-        let most = 2 * (1 + took.as_millis() / 250);
+        // A probe of each kind (claims, and the view behind them) with its connections: at most one in a quarter of a second,
+        // the shortest pause there is.
+        let most = 2 * 2 * (1 + took.as_millis() / 250);
         assert!(u128::try_from(called).unwrap() <= most, "{called} calls of a dead core in {took:?}");
         world.restart_core().await;
         eventually(BACK_MAX, || async {
             let reply = world.claim("dead", "bob", "k").await;
             holds(matches!(reply.status, 200 | 201), || reply.text())
+        })
+        .await;
+    });
+}
+
+/// What only SQL can tell, the edge waits for in vain; what Redis decides goes on.
+#[test]
+fn claims_are_taken_while_sql_is_stalled() {
+    run_alone(async {
+        let postgres = match Postgres::start().await {
+            Ok(postgres) => postgres,
+            Err(why) => {
+                eprintln!("SKIPPED claims through the edge while SQL is stalled: {why}");
+                assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
+                return;
+            }
+        };
+        let url = postgres.database("register").await;
+        let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
+        let world = World::before(core, RUNTIME, "edge-stalled-sql", "test", &[]).await;
+        campaign(&world, "live").await;
+        let won = world.first_try("live", "winner", "k").await.expect(201).json();
+        let id = won["claim"]["id"].as_str().unwrap();
+        let flows = async |after: &str, n: usize| {
+            for try_at in 0..5 {
+                let began = Instant::now();
+                let claim = world.claim("live", &format!("u{n}-{try_at}"), "k").await;
+                let (view, took) = (world.view("live").await, began.elapsed());
+                assert_eq!((claim.status, view.status), (201, 200), "after {after}: {}", claim.text());
+                assert!(took < AT_ONCE, "after {after}: {took:?}");
+            }
+        };
+        flows("nothing", 0).await;
+        postgres.freeze();
+        let in_vain = async |replies: Vec<Reply>| {
+            for reply in replies {
+                let _ = reply.refused(503, "unavailable");
+            }
+        };
+        // Each time more than the failures in a row after which the edge spares core.
+        in_vain(join_all((0..8).map(|_| world.look_up(id, "winner"))).await).await;
+        flows("look-ups", 1).await;
+        let ids: Vec<_> = (0..8).map(|n| format!("made-up-{n}")).collect();
+        in_vain(join_all(ids.iter().map(|id| world.view(id))).await).await;
+        flows("views of what is not there", 2).await;
+        in_vain(join_all(ids.iter().map(|id| world.claim(id, "winner", "k"))).await).await;
+        flows("claims on what is not there", 3).await;
+        postgres.thaw();
+        eventually(BACK_MAX * 2, || async {
+            let reply = world.look_up(id, "winner").await;
+            holds(reply.status == 200, || reply.text())
         })
         .await;
     });
