@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::app::App;
 use crate::archive::Archive;
-use crate::config::{self, Config};
+use crate::config::{Config, Secrets};
+use crate::doctor::{self, Setup};
 use crate::gate::Gate;
 use crate::http;
 use crate::http::auth::Gatekeeper;
@@ -30,6 +31,7 @@ const REDIS_POLL: Duration = Duration::from_millis(5);
 /// Runs core until SIGTERM or SIGINT.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     raise_descriptor_limit();
+    let setup = Setup::of(&config);
     let _lock = lock_data_dir(&config)?;
     let metrics = metrics::install()?;
     let listener = TcpListener::bind(config.listen)
@@ -74,6 +76,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         begun = begin(&app, embedded.is_some()) => {
             begun?;
+            tokio::spawn(say_what_is_risky(setup));
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
             let workers = [
                 tokio::spawn(recovery.run(serving.clone())),
@@ -100,23 +103,17 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits for Redis, says what it does not promise if it is not ours, and reads the register.
+/// Waits for Redis, and reads the register.
 async fn begin(app: &App, ours: bool) -> anyhow::Result<()> {
     wait_for(&app.ledger, ours).await;
-    if !ours {
-        // It may be gone again before it was asked: then it is waited for again.
-        let shortcomings = loop {
-            match app.ledger.shortcomings().await {
-                Ok(found) => break found,
-                Err(_) => sleep(REDIS_POLL).await,
-            }
-            wait_for(&app.ledger, ours).await;
-        };
-        for shortcoming in shortcomings {
-            tracing::warn!("not promised with this Redis: {shortcoming}");
-        }
-    }
     app.refresh().await.context("reading the register")
+}
+
+/// What `claimgate doctor` finds, one line each.
+async fn say_what_is_risky(setup: Setup) {
+    for finding in doctor::examine(&setup).await.findings {
+        tracing::warn!(check = finding.check, "{finding}");
+    }
 }
 
 /// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.
@@ -167,7 +164,7 @@ async fn wait_for(ledger: &Ledger, ours: bool) {
 /// change nothing.
 async fn keep_credentials(gatekeeper: Gatekeeper, data_dir: PathBuf, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
-        match config::credentials(&data_dir) {
+        match Secrets::of(&data_dir).credentials() {
             Ok(credentials) => {
                 tracing::info!(edge_keys = ?credentials.kids(), "credentials were read anew");
                 gatekeeper.replace(credentials);
