@@ -159,10 +159,10 @@ impl Config {
     }
 }
 
-/// The data folder, absolute where it is there already.
+/// The data folder, absolute, whether it is there already or not.
 pub fn data_dir(args: &ServeArgs) -> PathBuf {
     let folder = &args.data.data_dir;
-    folder.canonicalize().unwrap_or_else(|_| folder.clone())
+    folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.clone())
 }
 
 fn address(variable: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {

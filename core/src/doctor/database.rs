@@ -20,12 +20,8 @@ const SETTINGS: [(&str, &str, &str); 3] = [
 
 pub(super) async fn examine(database: &Database, report: &mut Report) {
     let (asked, remedy) = match database {
-        Database::Sqlite(file) if !file.exists() => {
-            report
-                .notes
-                .push(format!("{} is not there yet: core makes it at its first start", file.display()));
-            return;
-        }
+        // Core makes it at its first start.
+        Database::Sqlite(file) if !file.exists() => return,
         Database::Sqlite(file) => {
             (tokio::time::timeout(WAIT, sqlite(file)).await, "restore it from a backup")
         }
