@@ -23,6 +23,8 @@ mod crash;
 mod data_dir;
 #[path = "suite/days.rs"]
 mod days;
+#[path = "suite/doctor.rs"]
+mod doctor;
 #[path = "suite/fairness.rs"]
 mod fairness;
 #[path = "suite/figures.rs"]

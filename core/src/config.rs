@@ -20,6 +20,13 @@ use crate::http::auth::{Caller, Credentials, Tokens};
 
 /// Events that may wait for SQL per campaign before new claims are put off.
 const BACKLOG_DEFAULT: u64 = 1_000_000;
+/// The variables that name a file with a secret in it.
+pub const SECRET_FILES: [&str; 4] = [
+    "CLAIMGATE_ADMIN_TOKEN_FILE",
+    "CLAIMGATE_API_TOKENS_FILE",
+    "CLAIMGATE_EDGE_KEYS_FILE",
+    "CLAIMGATE_USER_JWT_KEY_FILE",
+];
 /// The shortest token of a back end, in characters.
 const TOKEN_CHARS_MIN: usize = 32;
 
@@ -122,19 +129,28 @@ impl Config {
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
         let data_dir =
             data_dir::prepare(&args.data.data_dir).map_err(|problem| wrong("CLAIMGATE_DATA_DIR", problem))?;
+        Self::read(args, Secrets::of(&data_dir))
+    }
+
+    /// The same as it would be, with nothing made or changed.
+    pub fn look(args: &ServeArgs) -> Result<Self, ConfigError> {
+        Self::read(args, Secrets::as_they_are(&data_dir(args)))
+    }
+
+    fn read(args: &ServeArgs, secrets: Secrets<'_>) -> Result<Self, ConfigError> {
         // The edge's key for users is not core's to use, but made here so that both find the same one.
-        user_tokens(&data_dir)?;
+        secrets.user_tokens()?;
         Ok(Self {
             listen: address("CLAIMGATE_LISTEN", &args.listen)?,
             admin_listen: address("CLAIMGATE_ADMIN_LISTEN", &args.admin_listen)?,
             redis_url: args.redis_url.as_deref().map(redis_url).transpose()?,
-            core_id: generated(&data_dir, "core.id", random_text)?,
-            redis_password: generated(&data_dir, "redis.password", random_text)?,
+            core_id: secrets.generated("core.id", random_text)?,
+            redis_password: secrets.generated("redis.password", random_text)?,
             redis_maxmemory_bytes: match &args.redis_maxmemory_mib {
                 Some(mib) => number::<u64>("CLAIMGATE_REDIS_MAXMEMORY_MIB", mib)?.saturating_mul(1 << 20),
                 None => half_of_memory(),
             },
-            database_url: database_url(args.database_url.as_deref(), &data_dir)?,
+            database_url: database_url(args.database_url.as_deref(), secrets.data_dir)?,
             outbox_max: optional("CLAIMGATE_OUTBOX_MAX", args.outbox_max.as_deref(), BACKLOG_DEFAULT)?,
             archive_after: Duration::from_secs(optional(
                 "CLAIMGATE_ARCHIVE_AFTER_S",
@@ -144,10 +160,16 @@ impl Config {
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
             take_over: args.take_over,
-            credentials: credentials(&data_dir)?,
-            data_dir,
+            credentials: secrets.credentials()?,
+            data_dir: secrets.data_dir.to_owned(),
         })
     }
+}
+
+/// The data folder, absolute, whether it is there already or not.
+pub fn data_dir(args: &ServeArgs) -> PathBuf {
+    let folder = &args.data.data_dir;
+    folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.clone())
 }
 
 fn address(variable: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
@@ -217,21 +239,109 @@ fn secret(variable: &'static str) -> Result<Option<String>, ConfigError> {
     }
 }
 
-/// The admin token: from the environment, or made once in the data folder.
-pub fn admin_token(data_dir: &Path) -> Result<String, ConfigError> {
-    const VARIABLE: &str = "CLAIMGATE_ADMIN_TOKEN";
-    match secret(VARIABLE)? {
-        Some(token) if token.len() < TOKEN_CHARS_MIN => {
-            Err(wrong(VARIABLE, format!("must be at least {TOKEN_CHARS_MIN} characters")))
-        }
-        Some(token) => Ok(token),
-        None => generated(data_dir, "admin.token", random_text),
-    }
+/// The secrets: from the environment, else from the data folder, where they are made once.
+#[derive(Debug, Clone, Copy)]
+pub struct Secrets<'a> {
+    data_dir: &'a Path,
+    makes: bool,
 }
 
-/// Who may call. Read anew it is what the files of the secrets say by then.
-pub fn credentials(data_dir: &Path) -> Result<Credentials, ConfigError> {
-    Ok(Credentials { tokens: tokens(&admin_token(data_dir)?)?, edge_keys: edge_keys(data_dir)? })
+impl<'a> Secrets<'a> {
+    /// Those of the data folder; one that is missing is made there.
+    pub fn of(data_dir: &'a Path) -> Self {
+        Self { data_dir, makes: true }
+    }
+
+    /// The same, writing nothing: for one that is missing stands another that would do.
+    pub fn as_they_are(data_dir: &'a Path) -> Self {
+        Self { data_dir, makes: false }
+    }
+
+    /// The admin token.
+    pub fn admin_token(self) -> Result<String, ConfigError> {
+        const VARIABLE: &str = "CLAIMGATE_ADMIN_TOKEN";
+        match secret(VARIABLE)? {
+            Some(token) if token.len() < TOKEN_CHARS_MIN => {
+                Err(wrong(VARIABLE, format!("must be at least {TOKEN_CHARS_MIN} characters")))
+            }
+            Some(token) => Ok(token),
+            None => self.generated("admin.token", random_text),
+        }
+    }
+
+    /// Who may call. Read anew it is what the files of the secrets say by then.
+    pub fn credentials(self) -> Result<Credentials, ConfigError> {
+        Ok(Credentials { tokens: tokens(&self.admin_token()?)?, edge_keys: self.edge_keys()? })
+    }
+
+    fn edge_keys(self) -> Result<Vec<NamedKey>, ConfigError> {
+        const VARIABLE: &str = "CLAIMGATE_EDGE_KEYS";
+        let list = match secret(VARIABLE)? {
+            Some(list) => list,
+            None => self.generated("edge.key", || Ok(format!("k1:{}", random_text()?)))?,
+        };
+        list.split(',').map(|item| item.parse().map_err(|error| wrong(VARIABLE, error))).collect()
+    }
+
+    /// What user tokens are signed with and must say.
+    pub fn user_tokens(self) -> Result<UserTokens, ConfigError> {
+        const VARIABLE: &str = "CLAIMGATE_USER_JWT_KEY";
+        let text = match secret(VARIABLE)? {
+            Some(text) => text,
+            None => self.generated("user-jwt.key", random_text)?,
+        };
+        let or_default = |variable| std::env::var(variable).unwrap_or_else(|_| "claimgate".to_owned());
+        Ok(UserTokens {
+            key: text.parse::<SecretKey>().map_err(|error| wrong(VARIABLE, error))?,
+            rules: TokenRules {
+                issuer: or_default("CLAIMGATE_USER_JWT_ISS"),
+                audience: or_default("CLAIMGATE_USER_JWT_AUD"),
+            },
+        })
+    }
+
+    /// What is wrong with each of them.
+    pub fn problems(self) -> Vec<ConfigError> {
+        let admin_token = self.admin_token();
+        let checked = [
+            admin_token.map(drop),
+            tokens("").map(drop),
+            self.edge_keys().map(drop),
+            self.user_tokens().map(drop),
+        ];
+        checked.into_iter().filter_map(Result::err).collect()
+    }
+
+    /// The text of a file of the data folder, made with `make` when there is none; nobody else can read it.
+    fn generated(
+        self,
+        name: &str,
+        make: impl FnOnce() -> Result<String, getrandom::Error>,
+    ) -> Result<String, ConfigError> {
+        let file = self.data_dir.join(name);
+        let failed =
+            |error: &dyn fmt::Display| wrong("CLAIMGATE_DATA_DIR", format!("{}: {error}", file.display()));
+        match fs::read_to_string(&file) {
+            Ok(text) => return Ok(text.trim_end().to_owned()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(&error)),
+        }
+        let text = make().map_err(|error| failed(&error))?;
+        if !self.makes {
+            return Ok(text);
+        }
+        // Written whole or not at all: half a secret would be read as one at the next start.
+        let draft = self.data_dir.join(format!("{name}.new"));
+        let write = || {
+            let mut handle =
+                fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            handle.write_all(text.as_bytes())?;
+            handle.sync_all()?;
+            fs::rename(&draft, &file)
+        };
+        write().map_err(|error: std::io::Error| failed(&error))?;
+        Ok(text)
+    }
 }
 
 fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
@@ -255,60 +365,6 @@ fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
     Ok(tokens)
 }
 
-fn edge_keys(data_dir: &Path) -> Result<Vec<NamedKey>, ConfigError> {
-    const VARIABLE: &str = "CLAIMGATE_EDGE_KEYS";
-    let list = match secret(VARIABLE)? {
-        Some(list) => list,
-        None => generated(data_dir, "edge.key", || Ok(format!("k1:{}", random_text()?)))?,
-    };
-    list.split(',').map(|item| item.parse().map_err(|error| wrong(VARIABLE, error))).collect()
-}
-
-/// What user tokens are signed with and must say.
-pub fn user_tokens(data_dir: &Path) -> Result<UserTokens, ConfigError> {
-    const VARIABLE: &str = "CLAIMGATE_USER_JWT_KEY";
-    let text = match secret(VARIABLE)? {
-        Some(text) => text,
-        None => generated(data_dir, "user-jwt.key", random_text)?,
-    };
-    let or_default = |variable| std::env::var(variable).unwrap_or_else(|_| "claimgate".to_owned());
-    Ok(UserTokens {
-        key: text.parse::<SecretKey>().map_err(|error| wrong(VARIABLE, error))?,
-        rules: TokenRules {
-            issuer: or_default("CLAIMGATE_USER_JWT_ISS"),
-            audience: or_default("CLAIMGATE_USER_JWT_AUD"),
-        },
-    })
-}
-
-/// The text of a file of the data folder, made with `make` when there is none; nobody else can read it.
-fn generated(
-    data_dir: &Path,
-    name: &str,
-    make: impl FnOnce() -> Result<String, getrandom::Error>,
-) -> Result<String, ConfigError> {
-    let file = data_dir.join(name);
-    let failed =
-        |error: &dyn fmt::Display| wrong("CLAIMGATE_DATA_DIR", format!("{}: {error}", file.display()));
-    match fs::read_to_string(&file) {
-        Ok(text) => return Ok(text.trim_end().to_owned()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(&error)),
-    }
-    let text = make().map_err(|error| failed(&error))?;
-    // Written whole or not at all: half a secret would be read as one at the next start.
-    let draft = data_dir.join(format!("{name}.new"));
-    let write = || {
-        let mut handle =
-            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
-        handle.write_all(text.as_bytes())?;
-        handle.sync_all()?;
-        fs::rename(&draft, &file)
-    };
-    write().map_err(|error: std::io::Error| failed(&error))?;
-    Ok(text)
-}
-
 /// 32 random bytes as base64url.
 fn random_text() -> Result<String, getrandom::Error> {
     let mut bytes = [0; 32];
@@ -318,9 +374,16 @@ fn random_text() -> Result<String, getrandom::Error> {
 
 /// Half of the machine's memory, in bytes; 1 GiB where it cannot be told.
 fn half_of_memory() -> u64 {
+    memory_bytes().map_or(1 << 30, |bytes| bytes / 2)
+}
+
+/// The memory that there is, in bytes: the machine's, or the container's where that is less.
+pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total_kib = info.lines().find_map(|line| {
         line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
-    total_kib.map_or(1 << 30, |kib| kib * 1024 / 2)
+    let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = limits.iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    total_kib.map(|kib| kib * 1024).into_iter().chain(limits).min()
 }

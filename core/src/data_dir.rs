@@ -65,7 +65,7 @@ pub fn prepare(folder: &Path) -> Result<PathBuf, String> {
             Err(error) if path == folder => return Err(failed(error)),
             // Another user's file, then: in a closed directory it is out of reach.
             Err(error) => {
-                tracing::warn!("{} is open to other users (mode {mode:o}): {error}", path.display())
+                tracing::warn!("{} is open to other users (mode {mode:o}): {error}", path.display());
             }
         }
     }

@@ -12,6 +12,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod data_dir;
+pub mod doctor;
 pub mod engine;
 pub mod gate;
 pub mod http;

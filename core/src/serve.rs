@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::app::App;
 use crate::archive::Archive;
-use crate::config::{self, Config};
+use crate::config::{Config, Secrets};
+use crate::doctor::{self, Setup};
 use crate::engine::{self, Engine};
 use crate::http;
 use crate::http::auth::Gatekeeper;
@@ -40,6 +41,7 @@ const STOP_POLL: Duration = Duration::from_millis(5);
 /// Runs core until SIGTERM or SIGINT.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     raise_descriptor_limit();
+    let setup = Setup::of(&config);
     let _lock = lock_data_dir(&config)?;
     let metrics = metrics::install()?;
     let listener = TcpListener::bind(config.listen)
@@ -79,11 +81,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut told = pin!(told_to_stop());
     // Redis may have a long file to load: core already answers that it is alive, and not ready.
     let mut refresher = Refresher::new(app.clone());
-    let mut outcome = Ok(());
+    let outcome;
     tokio::select! {
         begun = begin(&app, &mut refresher, embedded.is_some(), config.take_over) => {
             let right = begun?;
             app.set_serving(true);
+            tokio::spawn(say_what_is_risky(setup));
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
             let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&app.recovery)).run(serving.clone()));
             let refresher = tokio::spawn(refresher.run(serving));
@@ -123,22 +126,9 @@ async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) 
     }
 }
 
-/// Waits for Redis, says what it does not promise if it is not ours, claims the database for it, and reads the register.
+/// Waits for Redis, claims the database for it, and reads the register.
 async fn begin(app: &App, refresher: &mut Refresher, ours: bool, take_over: bool) -> anyhow::Result<Serving> {
     wait_for(&app.ledger, ours).await;
-    if !ours {
-        // It may be gone again before it was asked: then it is waited for again.
-        let shortcomings = loop {
-            match app.ledger.shortcomings().await {
-                Ok(found) => break found,
-                Err(_) => sleep(REDIS_POLL).await,
-            }
-            wait_for(&app.ledger, ours).await;
-        };
-        for shortcoming in shortcomings {
-            tracing::warn!("not promised with this Redis: {shortcoming}");
-        }
-    }
     // A SQLite file lies in the data folder, which this core has locked: no other one can be at work on it.
     let alone = take_over || app.archive.is_sqlite();
     let right = Serving::claim(Arc::clone(&app.ledger), app.archive.clone(), alone).await?;
@@ -158,6 +148,13 @@ async fn keep(right: &Serving, alone: bool) -> ServingError {
             // The look at their health says it.
             Err(ServingError::Ledger(_) | ServingError::Archive(_)) | Ok(()) => {}
         }
+    }
+}
+
+/// What `claimgate doctor` finds, one line each.
+async fn say_what_is_risky(setup: Setup) {
+    for finding in doctor::examine(&setup).await.findings {
+        tracing::warn!(check = finding.check, "{finding}");
     }
 }
 
@@ -209,7 +206,7 @@ async fn wait_for(ledger: &Ledger, ours: bool) {
 /// change nothing.
 async fn keep_credentials(gatekeeper: Gatekeeper, data_dir: PathBuf, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
-        match config::credentials(&data_dir) {
+        match Secrets::of(&data_dir).credentials() {
             Ok(credentials) => {
                 tracing::info!(edge_keys = ?credentials.kids(), "credentials were read anew");
                 gatekeeper.replace(credentials);

@@ -35,13 +35,9 @@ impl Register {
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
         assert!(archive.create(&campaign, change).await.unwrap().is_none());
-<<<<<<< HEAD:tests/faults/unreadable.rs
         let drawn = archive.draw_token(&campaign.id).await.unwrap().expect("the campaign");
         archive.raise_epoch(&drawn, 1, Reached::default()).await.unwrap().expect("epoch 1");
-        Self { archive, campaign: campaign.id, _folder: folder, _postgres: postgres }
-=======
         Self { archive, campaign: campaign.id, _folder: folder, postgres }
->>>>>>> sql:tests/faults/register.rs
     }
 
     async fn sqlite() -> Self {

@@ -7,19 +7,10 @@ defect ack_before_commit core/src/jobs/outbox_relay.rs \
     '            self.drain.ledger.acknowledge(&known.keys, &read.entries).await?;
             let committed = self.drain.archive.drain(&campaign.id, &read.entries);'
 defect recovery_skips_the_outbox core/src/recovery.rs \
-<<<<<<< HEAD
     '        self.drain_all(known).await?;
         // Of an older epoch' \
     '        // Of an older epoch'
-defect older_row_wins core/src/archive/claims.rs \
-=======
-    'max(campaign.epoch) + 1;
-        self.drain_all(known).await?;
-        let Some(campaign)' \
-    'max(campaign.epoch) + 1;
-        let Some(campaign)'
 defect older_row_wins core/src/archive/statements.rs \
->>>>>>> sql
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
 # Invariant 3: one claim a key.

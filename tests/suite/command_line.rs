@@ -62,7 +62,7 @@ async fn ask(core: &Core, arguments: &[&str]) -> Said {
 #[tokio::test]
 async fn every_command_helps() {
     let folder = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 15] = [
+    let commands: [&[&str]; 16] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -77,6 +77,7 @@ async fn every_command_helps() {
         &["confirm"],
         &["return"],
         &["reconcile"],
+        &["doctor"],
         &["token"],
     ];
     for words in commands {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{CallArgs, REFUSED, UNAVAILABLE, USAGE, table};
-use crate::config::{ConfigError, admin_token};
+use crate::config::{ConfigError, Secrets};
 
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -97,7 +97,7 @@ impl Core {
             );
             return Err(CallError::Usage(problem));
         }
-        let token = admin_token(data_dir)?;
+        let token = Secrets::of(data_dir).admin_token()?;
         let client = Client::builder().timeout(WAIT).no_proxy().build();
         let client = client
             .map_err(|error| CallError::NoAnswer { address: args.listen.clone(), error: error.into() })?;

@@ -11,7 +11,7 @@ use super::CallArgs;
 use super::client::{Api, CallError, Core};
 use super::table;
 use crate::clock;
-use crate::config::user_tokens;
+use crate::config::Secrets;
 
 /// `claimgate campaign …`
 #[derive(Debug, Subcommand)]
@@ -319,7 +319,7 @@ impl TokenArgs {
             return Err(CallError::Usage(problem));
         }
         let now = clock::now();
-        let token = user_tokens(data_dir)?.mint(&self.user, now, self.ttl);
+        let token = Secrets::of(data_dir).user_tokens()?.mint(&self.user, now, self.ttl);
         let token = token.map_err(|error| CallError::Usage(error.to_string()))?;
         let expires_at = now.saturating_add_ms(i64::from(self.ttl) * 1000);
         let reply = json!({"token": token, "user_id": self.user, "expires_at": expires_at});

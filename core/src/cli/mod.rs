@@ -2,6 +2,7 @@
 
 mod client;
 mod commands;
+mod doctor;
 mod table;
 
 use std::io::IsTerminal as _;
@@ -15,6 +16,7 @@ use crate::serve::serve;
 use crate::serving::ServingError;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
+use doctor::DoctorArgs;
 
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
@@ -47,6 +49,11 @@ enum Command {
     Return(ClaimIdArgs),
     /// Compare Redis and SQL, and repair what is safe to repair
     Reconcile(ReconcileArgs),
+    /// Tell what is wrong or risky with this set-up
+    #[command(
+        after_help = "Exit status: 0 when all that is promised holds, warnings or not; 1 when something does not."
+    )]
+    Doctor(Box<DoctorArgs>),
     /// Make a user's token, as the edge takes it
     Token(TokenArgs),
 }
@@ -98,6 +105,9 @@ impl Cli {
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
             Command::Return(args) => finish(runtime.block_on(args.run("return"))),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
+            Command::Doctor(args) => {
+                ExitCode::from(if runtime.block_on(args.run()) { DONE } else { REFUSED })
+            }
             Command::Token(args) => finish(args.run()),
         }
     }

@@ -3,7 +3,7 @@
 //! A thread of its own starts it, waits for it, and starts it again when it dies. The kernel kills it when that
 //! thread dies (`setpriv --pdeathsig`), so it never outlives its core, not even one that was killed.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
@@ -95,7 +95,7 @@ impl Embedded {
 
     /// How to connect to it.
     pub fn url(&self, password: &str) -> String {
-        format!("redis+unix://{}?user={REDIS_USER}&pass={password}", self.socket.display())
+        url_of(&self.socket, password)
     }
 
     /// Stops the server and waits until it is gone.
@@ -129,26 +129,46 @@ fn make_folder(folder: &Path) -> Result<(), EmbeddedError> {
         .map_err(|error| EmbeddedError::Files { path: folder.to_owned(), error })
 }
 
+/// How to connect to the Redis of the core that runs on this data folder; `None` when that has no socket.
+pub fn url(data_dir: &Path, password: &str) -> Option<String> {
+    let inside = data_dir.join(SOCKET_NAME);
+    let socket = if is_short(&inside) {
+        inside
+    } else {
+        runtime_folder(&fs::metadata(data_dir).ok()?).join(SOCKET_NAME)
+    };
+    Some(url_of(&socket, password))
+}
+
+fn url_of(socket: &Path, password: &str) -> String {
+    format!("redis+unix://{}?user={REDIS_USER}&pass={password}", socket.display())
+}
+
+fn is_short(socket: &Path) -> bool {
+    socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX
+}
+
+/// Where the socket is when the data folder has too long a path; `found` is that folder.
+fn runtime_folder(found: &Metadata) -> PathBuf {
+    std::env::temp_dir().join(format!("claimgate-{:x}-{:x}", found.dev(), found.ino()))
+}
+
 /// In the data folder, or, when that has too long a path, in a folder of our own under the temporary one.
 fn socket_path(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
     let inside = data_dir.join(SOCKET_NAME);
-    if inside.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
+    if is_short(&inside) {
         return Ok(inside);
     }
     let owner =
         fs::metadata(data_dir).map_err(|error| EmbeddedError::Files { path: data_dir.to_owned(), error })?;
-    let folder = std::env::temp_dir().join(format!("claimgate-{:x}-{:x}", owner.dev(), owner.ino()));
+    let folder = runtime_folder(&owner);
     make_folder(&folder)?;
     let found = fs::symlink_metadata(&folder)
         .map_err(|error| EmbeddedError::Files { path: folder.clone(), error })?;
     let socket = folder.join(SOCKET_NAME);
     // Somebody else's folder, or a link to it, is not a place for our socket.
     let ours = found.is_dir() && found.uid() == owner.uid() && found.mode() & 0o777 == 0o700;
-    if ours && socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX {
-        Ok(socket)
-    } else {
-        Err(EmbeddedError::NoRuntimeFolder)
-    }
+    if ours && is_short(&socket) { Ok(socket) } else { Err(EmbeddedError::NoRuntimeFolder) }
 }
 
 /// Ends a Redis of a killed core on this socket. The kernel does that already; two servers on one append-only file

@@ -51,18 +51,6 @@ impl LedgerError {
     }
 }
 
-/// Settings that the promises rest on: what they must be, and what is not promised otherwise.
-const SETTINGS: &[(&str, &str, &str)] = &[
-    ("appendonly", "yes", "a restart of Redis loses every claim that SQL has not heard of"),
-    ("appendfsync", "always", "a power cut loses claims that were acknowledged in the second before it"),
-    (
-        "no-appendfsync-on-rewrite",
-        "no",
-        "claims acknowledged during a rewrite of the file may be lost by a power cut",
-    ),
-    ("maxmemory-policy", "noeviction", "Redis may drop counters and claims when memory runs out"),
-];
-
 /// A claim of a user with a UUID for an id, as the script takes it.
 const CLAIM_BYTES: usize = 57;
 
@@ -317,29 +305,6 @@ impl Ledger {
             .map(drop)
     }
 
-    /// What the server's settings do not promise, each as a sentence; for a Redis that is not core's own.
-    pub async fn shortcomings(&self) -> Result<Vec<String>, LedgerError> {
-        let mut found = Vec::new();
-        for (setting, wanted, promise) in SETTINGS {
-            let mut command = redis::cmd("CONFIG");
-            command.arg("GET").arg(*setting);
-            let value = match allowed(self.query::<Vec<(String, String)>>("redis:settings", &command).await)?
-            {
-                Some(pairs) => pairs.into_iter().next().map_or("unknown".to_owned(), |(_, value)| value),
-                None => "not allowed to ask".to_owned(),
-            };
-            if value != *wanted {
-                found.push(format!("{setting} is '{value}', not '{wanted}': {promise}"));
-            }
-        }
-        if allowed(self.query::<Value>("redis:settings", redis::cmd("INFO").arg("replication")).await)?
-            .is_none()
-        {
-            found.push("INFO is not allowed: a replica's promotion is not noticed, and limits may be passed after it".to_owned());
-        }
-        Ok(found)
-    }
-
     /// Whether Redis answers.
     pub async fn ping(&self) -> Result<(), LedgerError> {
         self.query::<Value>("redis:ping", &redis::cmd("PING")).await.map(drop)
@@ -466,15 +431,6 @@ impl Ledger {
             self.link.note(error, generation).await;
         }
         reply.map_err(LedgerError::of)
-    }
-}
-
-/// `None` when the server refuses to say.
-fn allowed<T>(answer: Result<T, LedgerError>) -> Result<Option<T>, LedgerError> {
-    match answer {
-        Ok(value) => Ok(Some(value)),
-        Err(LedgerError::Unavailable(error)) if error.code().is_some() => Ok(None),
-        Err(error) => Err(error),
     }
 }
 

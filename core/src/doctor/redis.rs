@@ -1,0 +1,182 @@
+//! Redis: whether what it has acknowledged survives, and whose clock it has.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client, RedisError};
+
+use super::{Finding, Redis, Report, WAIT, clocks, system};
+use crate::clock;
+
+/// The longest one answer is waited for.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// A replica that has not been heard of for so long does not follow.
+const LAG_S_MAX: u64 = 10;
+
+/// Settings that the promises rest on: what they must be, and what does not hold otherwise.
+const SETTINGS: [(&str, &str, &str, &str); 4] = [
+    (
+        "redis.appendonly",
+        "appendonly",
+        "yes",
+        "a restart of Redis loses every claim that SQL has not heard of",
+    ),
+    (
+        "redis.appendfsync",
+        "appendfsync",
+        "always",
+        "a power cut loses claims that were acknowledged in the second before it",
+    ),
+    (
+        "redis.no_appendfsync_on_rewrite",
+        "no-appendfsync-on-rewrite",
+        "no",
+        "claims acknowledged during a rewrite of the file may be lost by a power cut",
+    ),
+    (
+        "redis.maxmemory_policy",
+        "maxmemory-policy",
+        "noeviction",
+        "Redis may drop counters and claims when memory runs out",
+    ),
+];
+
+pub(super) async fn examine(redis: &Redis, report: &mut Report) {
+    let url = match redis {
+        Redis::Own { url, .. } => url.as_deref(),
+        Redis::Given { url } => Some(url.as_str()),
+    };
+    let asked = match url {
+        Some(url) => tokio::time::timeout(WAIT, ask(url, matches!(redis, Redis::Given { .. }))).await,
+        None => Ok(Ok(Vec::new())),
+    };
+    let why = match asked {
+        Ok(Ok(findings)) => return report.findings.extend(findings),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", WAIT.as_secs()),
+    };
+    match redis {
+        Redis::Own { .. } => report.notes.push(format!(
+            "core's own Redis was not looked at: no core is running on this data directory ({why})"
+        )),
+        Redis::Given { .. } => {
+            let problem = format!("the Redis of CLAIMGATE_REDIS_URL does not answer: {why}");
+            report.findings.push(Finding::breaks(
+                "redis.reachable",
+                problem,
+                "start it, or correct the address",
+            ));
+        }
+    }
+}
+
+async fn ask(url: &str, given: bool) -> Result<Vec<Finding>, RedisError> {
+    let times = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(RESPONSE_TIMEOUT))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT));
+    let mut connection = Client::open(url)?.get_multiplexed_async_connection_with_config(&times).await?;
+    let mut found = settings(&mut connection).await?;
+    found.extend(time(&mut connection).await?);
+    let replication = info(&mut connection, "replication").await?;
+    if replication.is_none() {
+        found.push(Finding::breaks(
+            "redis.info",
+            "INFO is not allowed: a replica's promotion is not noticed, and limits may be passed after it",
+            "allow the user of CLAIMGATE_REDIS_URL the commands INFO and CONFIG GET",
+        ));
+    }
+    // Core's own has no replicas, and its memory is looked at as it is configured.
+    if given {
+        found.extend(replicas(&replication.unwrap_or_default()));
+        let memory = info(&mut connection, "memory").await?.unwrap_or_default();
+        if let Some(limit) = number(&memory, "maxmemory:") {
+            found.extend(system::memory("redis.maxmemory", limit, number(&memory, "total_system_memory:")));
+        }
+    }
+    Ok(found)
+}
+
+async fn settings(connection: &mut MultiplexedConnection) -> Result<Vec<Finding>, RedisError> {
+    let mut found = Vec::new();
+    for (check, setting, wanted, otherwise) in SETTINGS {
+        let asked = redis::cmd("CONFIG").arg("GET").arg(setting).query_async(connection).await;
+        let value: Option<Vec<(String, String)>> = allowed(asked)?;
+        let value =
+            value.map(|pairs| pairs.into_iter().next().map_or("unknown".to_owned(), |(_, value)| value));
+        match value {
+            Some(value) if value == wanted => {}
+            Some(value) => {
+                let problem = format!("Redis' {setting} is '{value}', not '{wanted}': {otherwise}");
+                found.push(Finding::breaks(
+                    check,
+                    problem,
+                    format!("CONFIG SET {setting} {wanted}, and in its file"),
+                ));
+            }
+            None => {
+                let problem = format!(
+                    "Redis' {setting} cannot be told, CONFIG GET is not allowed: if not '{wanted}', {otherwise}"
+                );
+                found.push(Finding::warning(check, problem, "allow CONFIG GET, or look yourself"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+async fn time(connection: &mut MultiplexedConnection) -> Result<Option<Finding>, RedisError> {
+    let before_ms = clock::now().as_ms();
+    let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(connection).await?;
+    let asked_ms = (before_ms, clock::now().as_ms());
+    Ok(clocks("redis.clock", "Redis'", seconds * 1000 + micros / 1000, asked_ms))
+}
+
+/// A section of INFO; `None` when it is not allowed.
+async fn info(connection: &mut MultiplexedConnection, section: &str) -> Result<Option<String>, RedisError> {
+    allowed(redis::cmd("INFO").arg(section).query_async(connection).await)
+}
+
+/// `None` when the server refuses to say.
+fn allowed<T>(answer: Result<T, RedisError>) -> Result<Option<T>, RedisError> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.code().is_some() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+fn number(info: &str, name: &str) -> Option<u64> {
+    field(info, name)?.parse().ok()
+}
+
+/// What INFO says of the primary and who follows it.
+fn replicas(info: &str) -> Vec<Finding> {
+    if field(info, "role:") == Some("slave") {
+        let problem = "the Redis of CLAIMGATE_REDIS_URL is a replica: no claim can be decided there";
+        return vec![Finding::breaks("redis.role", problem, "give the address of its primary")];
+    }
+    let mut found = Vec::new();
+    if number(info, "connected_slaves:") == Some(0) {
+        let problem =
+            "no replica follows this Redis: its disk has the only copy of what SQL has not heard of yet";
+        found.push(Finding::warning(
+            "redis.replicas",
+            problem,
+            "add a replica, or keep the disk on what survives it",
+        ));
+    }
+    for line in info.lines().filter(|line| line.starts_with("slave") && line.contains("state=")) {
+        let part = |name: &str| line.trim().split([',', ':']).find_map(|part| part.strip_prefix(name));
+        let lag_s = part("lag=").and_then(|lag| lag.parse::<u64>().ok()).unwrap_or(0);
+        if part("state=") != Some("online") || lag_s > LAG_S_MAX {
+            let who = format!("{}:{}", part("ip=").unwrap_or("?"), part("port=").unwrap_or("?"));
+            let problem = format!("the replica {who} does not follow (last heard of {lag_s} s ago)");
+            found.push(Finding::warning("redis.replicas", problem, "look at that replica's log"));
+        }
+    }
+    found
+}
