@@ -234,7 +234,9 @@ impl Relay {
         caught_up: bool,
         wait: Duration,
     ) -> (Arc<Known>, Result<bool, RelayError>) {
-        sleep(wait).await;
+        if !wait.is_zero() {
+            sleep(wait).await;
+        }
         let relayed = self.relay_all(&known, caught_up).await;
         (known, relayed)
     }
