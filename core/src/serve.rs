@@ -1,5 +1,6 @@
 //! `claimgate serve`, as a recipe: Redis, SQL, the jobs, two listeners, until told to stop.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -44,12 +45,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let setup = Setup::of(&config);
     let _lock = lock_data_dir(&config)?;
     let metrics = metrics::install()?;
-    let listener = TcpListener::bind(config.listen)
-        .await
-        .with_context(|| format!("CLAIMGATE_LISTEN: {}", config.listen))?;
-    let admin_listener = TcpListener::bind(config.admin_listen)
-        .await
-        .with_context(|| format!("CLAIMGATE_ADMIN_LISTEN: {}", config.admin_listen))?;
+    let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
+    let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
     let (mut embedded, redis_url) = redis(&config)?;
     let archive = Archive::open(&config.database_url)
         .await
@@ -117,6 +114,10 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         embedded.stop();
     }
     outcome
+}
+
+async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("{variable}: {address}"))
 }
 
 /// One step of stopping: what has not come to its end by then is left behind, and ends with the process.

@@ -81,7 +81,8 @@ async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
     let before = pids.map(cpu_ms);
     sleep(REST).await;
     let after = pids.map(cpu_ms);
-    let percent = |at: usize| (after[at] - before[at]) as f64 / REST.as_millis() as f64 * 100.0;
+    let used = |at: usize| Duration::from_millis(after[at] - before[at]).as_secs_f64();
+    let percent = |at: usize| used(at) / REST.as_secs_f64() * 100.0;
     let both = percent(0) + percent(1);
     let figures =
         format!("core {:.2} %, Redis {:.2} % of one processor, {both:.2} % together", percent(0), percent(1));
@@ -373,8 +374,8 @@ async fn stops_in_time(core: &mut Core, redis: Option<u32>) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_stops_in_time_while_sql_hangs() {
-    let row = Row::begin("told to stop while PostgreSQL hangs");
+async fn core_stops_in_time_while_sql_and_redis_hang() {
+    let row = Row::begin("told to stop while PostgreSQL and Redis hang");
     let mut stage = match Stage::on_postgres(true).await {
         Ok(stage) => stage,
         Err(why) => return row.skip(&why),
@@ -392,6 +393,8 @@ async fn core_stops_in_time_while_sql_hangs() {
         let _ = client.send(request).await;
     });
     sleep(Duration::from_secs(3)).await;
+    row.fault();
+    signal_pid(redis, Signal::STOP);
     let took = stops_in_time(&mut stage.core, Some(redis)).await;
     call.abort();
     row.passed(1, &format!("ended after {took:.1?}"));

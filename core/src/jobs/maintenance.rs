@@ -169,7 +169,7 @@ impl Maintenance {
                 _ = ticks.tick() => {
                     tick += 1;
                     let looked = self.look(tick).await;
-                    self.tell_blindness(looked);
+                    self.tell_blindness(&looked);
                 }
                 () = notices.trouble.arrived() => {}
                 () = notices.holds.arrived() => {}
@@ -302,8 +302,8 @@ impl Maintenance {
     }
 
     /// Says once that campaigns at rest cannot be looked at, until they can be again.
-    fn tell_blindness(&mut self, looked: Result<(), LedgerError>) {
-        if let Err(error) = &looked
+    fn tell_blindness(&mut self, looked: &Result<(), LedgerError>) {
+        if let Err(error) = looked
             && !self.blind
         {
             tracing::warn!(%error, "campaigns at rest are not looked at");

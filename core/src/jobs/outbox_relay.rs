@@ -262,7 +262,9 @@ impl<'a> Relay<'a> {
         caught_up: bool,
         wait: Duration,
     ) -> (Arc<Known>, Result<bool, RelayError>) {
-        sleep(wait).await;
+        if !wait.is_zero() {
+            sleep(wait).await;
+        }
         let relayed = self.relay_all(&known, caught_up).await;
         (known, relayed)
     }
