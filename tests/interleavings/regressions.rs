@@ -74,6 +74,8 @@ schedules! {
     a_repair_does_not_destroy_what_sql_alone_has_lost:
         "sqlite behind repair@1 refresh lease=held",
         "postgres behind repair@1 refresh lease=held";
+    a_paused_campaign_says_so_also_once_it_is_evicted:
+        "sqlite evicted return@redis:lock.acquire pause lease=held";
     a_core_that_changes_an_evicted_campaign_says_of_it_what_sql_says:
         "sqlite evicted refresh@1 pause lease=held",
         "sqlite evicted refresh@1 end lease=held",
