@@ -140,7 +140,8 @@ as_newcomer() {
     local environment=(HOME=$home USER=$user LOGNAME=$user SHELL=/bin/bash TERM=dumb) name
     while read -r name; do environment+=("$name=${!name}"); done < <(compgen -e | grep -E "$carried")
     if [ -n "$tools" ]; then environment+=("CLAIMGATE_TOOLS=$tools_inside"); fi
-    chroot --userspec=$user:$user "$root" /usr/bin/env -i "${environment[@]}" \
+    # What a script starts in the background ignores Ctrl-C, and so would all that it starts.
+    chroot --userspec=$user:$user "$root" /usr/bin/env -i --default-signal=INT,QUIT "${environment[@]}" \
         /bin/bash -lc "cd $home/claimgate 2>/dev/null || cd; $1"
 }
 
@@ -197,11 +198,19 @@ others() {
     for process in "$root"/proc/[0-9]*; do
         command=$({ tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null) || continue
         case "$command" in
-            '' | *"bare.sh --inside"* | 'tr '* | 'sleep 0.5 ') ;;
+            '' | *"bare.sh --inside"* | 'tr '* | 'sleep 0.5 ' | 'script --quiet '*) ;;
             *) echo "${process##*/} $command" ;;
         esac
     done
 }
+close_terminal() {
+    local process command
+    for process in "$root"/proc/[0-9]*; do
+        command=$({ tr '\0' ' ' <"$process/cmdline"; } 2>/dev/null) || continue
+        if [[ $command == 'script --quiet '* ]]; then kill -KILL "${process##*/}"; fi
+    done
+}
+nobody_there() { [ -z "$(others)" ]; }
 nobody_is_left() {
     local left
     left=$(others)
@@ -225,7 +234,7 @@ page_answers() {
 
 # On a terminal, so that Ctrl-C is what it is for a person: a key, which the terminal turns into a signal to all of them.
 try_up() {
-    local began status=0
+    local began
     mkfifo "$work/keys"
     exec 3<>"$work/keys"
     say "make up"
@@ -235,10 +244,12 @@ try_up() {
     say "the page answers at http://$edge/, the demo campaign is open; now Ctrl-C"
     began=$SECONDS
     printf '\003' >&3
-    wait_until $stop_s_max has_ended $running || die "still there $stop_s_max s after Ctrl-C:"$'\n'"$(others)"
-    wait $running || status=$?
-    say "ended $((SECONDS - began)) s after Ctrl-C, with status $status"
-    nobody_is_left "after Ctrl-C"
+    wait_until $stop_s_max nobody_there $running || die "still there $stop_s_max s after Ctrl-C:"$'\n'"$(others)"
+    say "no process is left $((SECONDS - began)) s after Ctrl-C"
+    # `script` does not always see by itself that its command has ended.
+    close_terminal
+    exec 3>&-
+    wait $running || true
 }
 
 inside() {
