@@ -1,6 +1,6 @@
 -- suspend: stops every decision on a campaign until it has been loaded again, and fences every loader whose token is
--- lower. Where there is no campaign it leaves a stub behind: an older loader must not find an empty place. Frees nothing,
--- but what frees memory begins with it, so it runs without memory too.
+-- lower. Where there is no campaign it leaves a stub behind for an hour, which the load replaces. Frees nothing, but what
+-- frees memory begins with it, so it runs without memory too.
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1 layout   2 register id   3 fencing token, drawn from the campaign's row in SQL
@@ -12,6 +12,7 @@
 --   {'late'}       a higher token was here before: nothing was changed
 --   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
 
+local STUB_MS = 3600000
 local f = redis.call('HMGET', KEYS[1], 'layout', 'register_id', 'token', 'epoch', 'sequence', 'events', 'taken',
   'events_loaded', 'revisions_loaded')
 local layout, register_id, token, epoch = f[1], f[2], f[3], f[4] or '0'
@@ -29,4 +30,6 @@ if events_loaded and revisions_loaded and redis.call('HGET', KEYS[2], '.') == ep
 end
 redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
   'switch', 'suspended')
+-- A stub holds nothing: left by a suspender that came late, or died, it goes by itself.
+if not layout then redis.call('PEXPIRE', KEYS[1], STUB_MS) end
 return { 'suspended', tonumber(epoch) or 0, sequence, events, taken, revisions }

@@ -8,6 +8,8 @@
 mod backup;
 #[path = "faults/cores.rs"]
 mod cores;
+#[path = "faults/delayed.rs"]
+mod delayed;
 #[path = "faults/evicted.rs"]
 mod evicted;
 #[path = "faults/export.rs"]

@@ -30,8 +30,9 @@ const LEASE: Duration = Duration::from_secs(5);
 const STEADY_MIN: Duration = Duration::from_secs(3600);
 /// Campaigns whose keys are removed in one go.
 const DROPS_MAX: u32 = 100;
-/// How long a caller waits for a campaign that another core is loading, and how often it looks.
-const READY_WAIT: Duration = Duration::from_secs(1);
+/// How long a caller waits for a campaign that another core is loading, and how often it looks. A schedule that holds that
+/// core up would be waited for in vain.
+const READY_WAIT: Duration = if cfg!(feature = "steps") { Duration::ZERO } else { Duration::from_secs(1) };
 const READY_LOOK: Duration = Duration::from_millis(10);
 
 /// Brings campaigns back.
@@ -209,7 +210,8 @@ impl Recovery {
     }
 
     /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
-    /// The campaign as its row was then, and what Redis holds of it; `None` when SQL has no such campaign.
+    /// The campaign as its row was then, and what Redis holds of it; `None` when SQL has no such campaign, or it has been
+    /// evicted.
     pub async fn suspend(&self, known: &Known) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
         let Some(drawn) = self.archive.draw_token(&known.campaign().id).await? else { return Ok(None) };
         known.distrust();

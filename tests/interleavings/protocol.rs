@@ -69,7 +69,7 @@ impl Protocol {
         match self {
             Self::Create => &[Stage::Absent],
             Self::EnsureReady => &[Stage::Lost],
-            Self::Repair => &[Stage::Lost, Stage::Behind],
+            Self::Repair => &[Stage::Behind],
             Self::Suspend => &[Stage::Forked],
             Self::Evict => &[Stage::Over],
             Self::Reopen => &[Stage::Over, Stage::Evicted],

@@ -75,7 +75,12 @@ schedules! {
         "sqlite behind repair@1 refresh lease=held",
         "postgres behind repair@1 refresh lease=held";
     a_paused_campaign_says_so_also_once_it_is_evicted:
-        "sqlite evicted return@redis:lock.acquire pause lease=held";
+        "sqlite evicted return@sql:settle pause lease=held";
+    a_campaign_that_was_evicted_meanwhile_is_not_loaded_again:
+        "sqlite over evict@redis:outbox_page ensure-ready@sql:draw_token lease=expired",
+        "postgres over evict@redis:outbox_page ensure-ready@sql:draw_token lease=expired";
+    what_a_late_suspender_has_left_of_an_evicted_campaign_goes_by_itself:
+        "sqlite over evict@redis:suspend evict lease=expired";
     a_core_that_changes_an_evicted_campaign_says_of_it_what_sql_says:
         "sqlite evicted refresh@1 pause lease=held",
         "sqlite evicted refresh@1 end lease=held",

@@ -291,3 +291,18 @@ async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
     said.breaks(&["database.fsync", "database.full_page_writes", "database.synchronous_commit"]);
     serve_says(&core, &["fsync is off", "synchronous_commit is off", "full_page_writes is off"]).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_and_a_database_that_do_not_belong_together_are_named() {
+    let (ours, another) = (RedisServer::start().await, RedisServer::start().await);
+    let first = CoreOptions::default().with("CLAIMGATE_REDIS_URL", ours.url()).start().await;
+    first.create("theirs", serde_json::json!({"total": 5})).await;
+    let second = CoreOptions::default().with("CLAIMGATE_REDIS_URL", ours.url()).start().await;
+    let said = doctor(&second.data_dir(), &[("CLAIMGATE_REDIS_URL", &ours.url())]).await;
+    assert!(said.found("warning").contains("belonging.register"), "{:#}", said.value);
+    assert!(!said.found("breaks").contains("belonging.redis"), "{:#}", said.value);
+    let said = doctor(&second.data_dir(), &[("CLAIMGATE_REDIS_URL", &another.url())]).await;
+    assert!(said.found("breaks").contains("belonging.redis"), "{:#}", said.value);
+    let said = doctor(&first.data_dir(), &[("CLAIMGATE_REDIS_URL", &ours.url())]).await;
+    assert!(!said.found("warning").contains("belonging.register"), "{:#}", said.value);
+}

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::numbers::Numbers;
 use crate::process::free_address;
 
 /// What becomes of a call, and of the connection it came on.
@@ -42,6 +43,8 @@ struct Trap {
 #[derive(Debug)]
 struct Shared {
     trap: Mutex<Option<Trap>>,
+    /// Each packet takes up to so long, by these numbers.
+    slow: Mutex<Option<(Duration, Numbers)>>,
     sprung: watch::Sender<usize>,
     target: watch::Sender<PathBuf>,
     /// How often the host has vanished, and whether it is gone now.
@@ -63,6 +66,7 @@ impl Proxy {
         let listener = TcpListener::bind(address).await.expect("a free address");
         let shared = Shared {
             trap: Mutex::default(),
+            slow: Mutex::default(),
             sprung: watch::Sender::new(0),
             target: watch::Sender::new(target),
             gone: watch::Sender::new((0, false)),
@@ -92,6 +96,11 @@ impl Proxy {
     pub fn delay_reply(&self, mark: &str, delay: Duration) {
         let trap = Trap { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
         *self.shared.trap.lock().expect("the trap") = Some(trap);
+    }
+
+    /// Holds each packet back for up to `max` from now on, either way.
+    pub fn slow(&self, max: Duration, numbers: Numbers) {
+        *self.shared.slow.lock().expect("the slowness") = Some((max, numbers));
     }
 
     /// Breaks nothing any more.
@@ -136,6 +145,16 @@ impl Drop for Proxy {
 }
 
 impl Shared {
+    async fn packet(&self) {
+        let wait = self.slow.lock().expect("the slowness").as_mut().map(|(max, numbers)| {
+            let max_us = u64::try_from(max.as_micros()).expect("a short time");
+            Duration::from_micros(numbers.within(0, max_us))
+        });
+        if let Some(wait) = wait {
+            sleep(wait).await;
+        }
+    }
+
     /// What to do with a chunk: the trap's cut when it is set, waits for this direction, and the mark is in it.
     fn caught(&self, bytes: &[u8], in_reply: bool) -> Option<Cut> {
         let mut trap = self.trap.lock().expect("the trap");
@@ -222,6 +241,7 @@ async fn requests(
             Some(cut) => *pending.lock().expect("the cut") = Some(cut),
             None => {}
         }
+        shared.packet().await;
         if to.write_all(&bytes[..count]).await.is_err() {
             return;
         }
@@ -255,6 +275,7 @@ async fn replies(
             Some(_) => return,
             None => {}
         }
+        shared.packet().await;
         if to.write_all(&bytes[..count]).await.is_err() {
             return;
         }

@@ -184,14 +184,16 @@ impl Archive {
         Ok(page)
     }
 
-    /// Draws the campaign's next fencing token; `None` when there is no such campaign. Who suspends the campaign in Redis
-    /// under it is the newest, whatever else is on its way there.
+    /// Draws the campaign's next fencing token; `None` when there is no such campaign, or it has left Redis. Who suspends
+    /// the campaign there under it is the newest, whatever else is on its way.
     pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, ArchiveError> {
         step::before("sql:draw_token").await;
-        let row = sqlx::query("UPDATE campaigns SET token = token + 1 WHERE id = $1 RETURNING *")
-            .bind(id.as_str())
-            .fetch_optional(&self.pool)
-            .await;
+        let row = sqlx::query(
+            "UPDATE campaigns SET token = token + 1 WHERE id = $1 AND archived_at IS NULL RETURNING *",
+        )
+        .bind(id.as_str())
+        .fetch_optional(&self.pool)
+        .await;
         step::after(row)?.as_ref().map(read).transpose()
     }
 

@@ -72,7 +72,7 @@ async fn postgres(url: &str) -> Result<Vec<Finding>, Error> {
     Ok(found)
 }
 
-async fn connect(url: &str) -> Result<AnyConnection, Error> {
+pub(super) async fn connect(url: &str) -> Result<AnyConnection, Error> {
     sqlx::any::install_default_drivers();
     AnyConnection::connect(url).await
 }

@@ -2,6 +2,7 @@
 //!
 //! It only looks: nothing is written, to no file, no Redis and no database.
 
+mod belonging;
 mod database;
 mod redis;
 mod system;
@@ -131,20 +132,9 @@ pub async fn examine(setup: &Setup) -> Report {
     system::examine(setup, &mut report);
     redis::examine(&setup.redis, &mut report).await;
     database::examine(&setup.database, &mut report).await;
-    report.findings.extend(another_register(setup));
-    report.findings.extend(second_core(setup));
+    report.findings.extend(belonging::examine(setup).await);
     report.findings.sort_by_key(|finding| finding.severity);
     report
-}
-
-/// A Redis or a database that belongs to another register.
-fn another_register(_setup: &Setup) -> Vec<Finding> {
-    Vec::new()
-}
-
-/// A second core on the same database that does not share this core's Redis.
-fn second_core(_setup: &Setup) -> Vec<Finding> {
-    Vec::new()
 }
 
 /// What comes of a clock that shows `theirs_ms`, asked for between `before_ms` and `after_ms` of our own.

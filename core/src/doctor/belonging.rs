@@ -1,0 +1,92 @@
+//! Whether Redis and the database belong together.
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncCommands as _, AsyncIter, Client};
+use sqlx::{AnyConnection, Connection as _, Row as _};
+
+use super::{Database, Finding, Redis, Setup, WAIT, database};
+use crate::ledger::keys;
+
+/// Campaigns of Redis that are compared with the database.
+const CAMPAIGNS_MAX: usize = 1000;
+/// Names in a finding.
+const NAMES_MAX: usize = 5;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What does not belong together. Where one of the two does not answer, that is found elsewhere.
+pub(super) async fn examine(setup: &Setup) -> Vec<Finding> {
+    let compared = tokio::time::timeout(WAIT, compare(setup)).await;
+    compared.ok().and_then(Result::ok).unwrap_or_default()
+}
+
+async fn compare(setup: &Setup) -> Result<Vec<Finding>, Failure> {
+    let (Redis::Own { url: Some(redis), .. } | Redis::Given { url: redis }) = &setup.redis else {
+        return Ok(Vec::new());
+    };
+    let sql = match &setup.database {
+        Database::Sqlite(file) => format!("sqlite://{}?mode=ro", file.display()),
+        Database::Postgres(url) => url.clone(),
+    };
+    let mut redis = Client::open(redis.as_str())?.get_multiplexed_async_connection().await?;
+    let mut sql = database::connect(&sql).await?;
+    let mut found = Vec::new();
+    found.extend(served_by_another(&mut redis, &mut sql).await?);
+    found.extend(of_another_register(&mut redis, &mut sql).await?);
+    sql.close().await?;
+    Ok(found)
+}
+
+/// The database was last served with a Redis that is not this one: a second core without a shared Redis, or a replaced one.
+async fn served_by_another(
+    redis: &mut MultiplexedConnection,
+    sql: &mut AnyConnection,
+) -> Result<Option<Finding>, Failure> {
+    let here: Option<String> = redis.get(keys::STORE).await?;
+    let row = sqlx::query("SELECT store_id FROM serving").fetch_optional(sql).await?;
+    let there: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
+    Ok(there.filter(|there| here.as_ref() != Some(there)).map(|_| {
+        Finding::breaks(
+            "belonging.redis",
+            "this database is served with another Redis than this one",
+            "give every core the same CLAIMGATE_REDIS_URL; if the other Redis is gone for good, start core: it takes over \
+             once no core has served with that one for 30 s, at once with --take-over",
+        )
+    }))
+}
+
+/// Campaigns in Redis that the database does not know, or knows as others of the same name.
+async fn of_another_register(
+    redis: &mut MultiplexedConnection,
+    sql: &mut AnyConnection,
+) -> Result<Option<Finding>, Failure> {
+    let mut names = Vec::new();
+    let mut scan: AsyncIter<'_, String> = redis.scan_match("cg:{*}:campaign").await?;
+    while let Some(key) = scan.next_item().await {
+        names.extend(
+            key?.strip_prefix("cg:{").and_then(|rest| rest.strip_suffix("}:campaign")).map(str::to_owned),
+        );
+        if names.len() >= CAMPAIGNS_MAX {
+            break;
+        }
+    }
+    drop(scan);
+    let mut others = Vec::new();
+    for name in names {
+        let there: Option<String> = redis.hget(format!("cg:{{{name}}}:campaign"), "register_id").await?;
+        let row = sqlx::query("SELECT register_id FROM campaigns WHERE id = $1");
+        let row = row.bind(name.as_str()).fetch_optional(&mut *sql).await?;
+        let here: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
+        if there.is_some() && here != there {
+            others.push(name);
+        }
+    }
+    Ok((!others.is_empty()).then(|| {
+        let named = others.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+        Finding::warning(
+            "belonging.register",
+            format!("Redis holds {} campaigns of another register: {named}", others.len()),
+            "use another Redis, or other names: a campaign of such a name is refused (409 campaign_exists)",
+        )
+    }))
+}

@@ -1,0 +1,97 @@
+//! Two cores a little apart: campaigns created under a crowd, while one core's way to Redis and the other's to PostgreSQL
+//! take their time. What came of it before is why loads are fenced: 800 of 400.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use reqwest::Method;
+use support::ask::campaign;
+use support::numbers::Numbers;
+use support::postgres::Postgres;
+use support::proxy::Proxy;
+use support::sql::Sql;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, SOON, eventually, heavy};
+
+use crate::stage::socket;
+use crate::tally::Row;
+
+const TO_REDIS_MAX: Duration = Duration::from_millis(60);
+const TO_POSTGRES_MAX: Duration = Duration::from_millis(12);
+/// Callers at once, over both cores.
+const CALLERS: usize = 40;
+const TOTAL: usize = 100;
+const USERS: usize = 160;
+/// Campaigns; `CAMPAIGNS` of the environment for more.
+const CAMPAIGNS: usize = 30;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn campaigns_created_under_a_crowd_over_two_slow_cores_are_exact() {
+    let row = Row::begin("two cores, slow ways: campaigns created under a crowd");
+    let _turn = heavy().await;
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let numbers = Numbers::seeded("delayed");
+    let server = RedisServer::start().await;
+    let (to_redis, to_postgres) =
+        (Proxy::start(socket(&server)).await, Proxy::start(postgres.socket()).await);
+    let url = postgres.database("register").await;
+    let slow = Postgres::url_at(to_postgres.address(), "register");
+    let start = |redis: String, sql: &str| {
+        CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis).with("CLAIMGATE_DATABASE_URL", sql).start()
+    };
+    let cores = Arc::new([start(to_redis.url(), &url).await, start(server.url(), &slow).await]);
+    to_redis.slow(TO_REDIS_MAX, numbers.clone());
+    to_postgres.slow(TO_POSTGRES_MAX, numbers);
+    let sql = Sql::open(&url);
+    let campaigns = std::env::var("CAMPAIGNS").ok().and_then(|text| text.parse().ok()).unwrap_or(CAMPAIGNS);
+    for campaign in 0..campaigns {
+        row.fault();
+        one(&cores, &sql, &format!("c{campaign}")).await;
+    }
+    row.passed(
+        campaigns * USERS,
+        "each time as many acknowledged as granted in SQL, and no more than there are",
+    );
+}
+
+/// A campaign that is asked for by a crowd from before it is there.
+async fn one(cores: &Arc<[Core; 2]>, sql: &Sql, id: &str) {
+    let crowd = stream::iter(0..USERS).map(|user| {
+        let core = &cores[user % 2];
+        async move { wins(core, id, &format!("u{user}")).await }
+    });
+    let crowd = crowd.buffer_unordered(CALLERS).filter(|won| std::future::ready(*won)).count();
+    let body = campaign(id, serde_json::json!({"total": TOTAL, "per_user": 1}));
+    // Another core may be bringing it into Redis already, and not be done in time: then the call is made again.
+    let created = eventually(SOON, || async {
+        let reply = cores[0].admin(Method::POST, "/admin/v1/campaigns", &body).await;
+        holds([200, 201].contains(&reply.status), || reply.text())
+    });
+    let (won, ()) = tokio::join!(crowd, created);
+    assert_eq!(won, TOTAL, "{id}: acknowledged, of {TOTAL}");
+    eventually(SOON, || async {
+        let standing = sql.claims(id).await.iter().filter(|claim| claim.stands()).count();
+        holds(standing == TOTAL, || {
+            format!("{id}: {standing} in SQL\n{}\n{}", cores[0].log(), cores[1].log())
+        })
+    })
+    .await;
+}
+
+/// Asks until there is a decision: not there yet and not ready are none.
+async fn wins(core: &Core, id: &str, user: &str) -> bool {
+    eventually(SOON, || async {
+        match core.try_claim(id, user, "k", 1).await {
+            Ok(reply) if [200, 201].contains(&reply.status) => Ok(true),
+            Ok(reply) if reply.status == 409 => Ok(false),
+            Ok(reply) => Err(format!("{user} hears {}: {}", reply.status, reply.text())),
+            Err(error) => Err(format!("{error:#}")),
+        }
+    })
+    .await
+}
