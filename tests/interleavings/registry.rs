@@ -5,9 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 5] = [
+const ELSEWHERE: [(&str, &str); 8] = [
     ("redis:ping", "the health check, which changes nothing"),
-    ("redis:settings", "asked at the start alone"),
+    ("redis:store_id", "asked at the start alone"),
+    ("redis:keep_store_id", "written at the start, and then again as it is"),
+    ("redis:survey", "a look at campaigns at rest, which changes nothing"),
+    ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
     ("redis:sold_out", "asked in a task of the gate's own"),
     ("redis:lock.renew", "asked in a task of the lease's own"),
     ("sql:claims", "lists and exports, which change nothing"),

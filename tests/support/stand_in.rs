@@ -50,8 +50,9 @@ impl Canned {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let headers: String =
+        let headers: Vec<_> =
             self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let headers = headers.concat();
         let (status, length) = (self.status, self.body.len());
         let head = format!("HTTP/1.1 {status} As told\r\n{headers}Content-Length: {length}\r\n\r\n");
         [head.as_bytes(), self.body.as_bytes()].concat()

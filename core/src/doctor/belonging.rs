@@ -82,10 +82,10 @@ async fn of_another_register(
         }
     }
     Ok((!others.is_empty()).then(|| {
-        let named = others.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let first = others.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
         Finding::warning(
             "belonging.register",
-            format!("Redis holds {} campaigns of another register: {named}", others.len()),
+            format!("Redis holds {} campaigns of another register: {first}", others.len()),
             "use another Redis, or other names: a campaign of such a name is refused (409 campaign_exists)",
         )
     }))

@@ -287,15 +287,14 @@ impl Ledger {
     /// The server's own id, by which it is told from every other Redis; one that has none gets one.
     pub async fn store_id(&self) -> Result<String, LedgerError> {
         let id: Option<String> = self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await?;
-        match id {
-            Some(id) => Ok(id),
-            None => {
-                let mut bytes = [0; 16];
-                getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
-                self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
-                self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await
-            }
+        if let Some(id) = id {
+            return Ok(id);
         }
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
+        self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
+        // Another core may have been quicker.
+        self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await
     }
 
     /// Gives the server the id `id`, unless it has one.
