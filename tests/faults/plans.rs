@@ -19,6 +19,7 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
     ("BY_USER", &["'c1'", "'u100'", "7", "100"], "user_id"),
     ("SETTLE", &["'c1.u1.000100000000000001A'", "'returned'", "1750000000000"], "id"),
     ("TOTALS", &["'c1'"], "campaign_id"),
+    ("REVISIONS", &["'[[\"c1.u1.000100000000000001A\"]]'"], "id"),
     ("GAPS", &["'c1'", "100"], "campaign_id"),
     ("TAKEN", &["'c1'"], "campaign_id"),
     ("STANDING", &["'c1.u1.000100000000000001A'"], "id"),

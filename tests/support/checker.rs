@@ -368,7 +368,12 @@ impl Checker {
     /// The API tells of each claim what SQL holds.
     async fn look_ups_agree(&self, core: &Core, rows: &[SqlClaim]) {
         let looked_up = stream::iter(rows).map(|row| async move {
-            let claim = core.look_up(&row.id).await.expect(200).json()["claim"].clone();
+            // A database that has just come back may refuse a connection or two yet.
+            let reply = eventually(SOON, || async {
+                let reply = core.look_up(&row.id).await;
+                if reply.status == 503 { Err(reply.text()) } else { Ok(reply) }
+            });
+            let claim = reply.await.expect(200).json()["claim"].clone();
             let told = (claim["status"].as_str(), claim["sequence"].as_u64(), claim["quantity"].as_u64());
             assert_eq!(told, (Some(row.status.as_str()), Some(row.sequence), Some(row.quantity)), "{claim}");
             assert_eq!(claim["persisted"], true, "{claim}");

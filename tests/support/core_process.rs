@@ -99,9 +99,9 @@ impl Core {
         Self { process, options, folder, listen, admin, client: ask::client() }
     }
 
-    /// Waits until `/readyz` says so.
+    /// Waits until `/readyz` says so: a replaced Redis is waited for for 30 s.
     pub async fn ready(&self) {
-        eventually(SOON, || async {
+        eventually(2 * SOON, || async {
             match self.client.try_get(&self.admin_url("/readyz"), "").await {
                 Ok(reply) if reply.status == 200 => Ok(()),
                 Ok(reply) => Err(format!("/readyz answers {}: {}", reply.status, reply.text())),

@@ -163,7 +163,8 @@ pub async fn limited(
     next: Next,
 ) -> Response {
     if !app.is_serving() {
-        return Refused(Problem::new(Code::Overloaded, "core is starting")).into_response();
+        return Refused(Problem::new(Code::Unavailable, "core is starting; nothing was tried"))
+            .into_response();
     }
     match permits.try_acquire() {
         Ok(_permit) => next.run(request).await,

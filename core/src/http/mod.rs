@@ -89,6 +89,10 @@ async fn metrics(State(app): State<App>) -> impl axum::response::IntoResponse {
 /// Ready while Redis answers; SQL may be away for a while, since the outbox keeps what it has yet to hear.
 async fn ready(State(app): State<App>) -> Answer {
     let health = app.health();
+    if !app.is_serving() {
+        let why = "core is starting: Redis does not answer yet, or another one serves its database";
+        return Err(Refused::from(Problem::new(Code::Unavailable, why)));
+    }
     if !health.redis {
         return Err(Refused::from(Problem::new(Code::Unavailable, "Redis does not answer")));
     }
