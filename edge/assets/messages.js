@@ -1,4 +1,4 @@
-// What the page says, by key and by problem code; `fill` in page.js explains "|" and {value}.
+// By key and problem code; `fill` in page.js explains "|" and {value}.
 
 const en = {
 	tag: "en",

@@ -20,15 +20,15 @@ let kept; // this user's attempt and wins: { key, state: pending | denied | won,
 let outcome; // { kind: won | denied | error (not known), code, problem, claim, at, until }
 
 function load(name) {
-	try { return JSON.parse(sessionStorage[`claimgate:${name}`]); } catch { /* none */ }
+	try { return JSON.parse(sessionStorage[`claimgate:${name}`]); } catch {}
 }
 function save(name, value) {
-	try { sessionStorage[`claimgate:${name}`] = JSON.stringify(value); } catch { /* refused: it lasts until a reload */ }
+	try { sessionStorage[`claimgate:${name}`] = JSON.stringify(value); } catch { /* refused */ }
 }
 const keep = (change) => save(`${campaign}:${user}`, Object.assign(kept, change));
 const unsure = () => kept?.state === "pending";
 
-// Never throws: status 0 is "no answer", a proxy's page is {}.
+// Status 0: no answer; a proxy's page is {}.
 async function call(url, headers, json) {
 	const post = json && { method: "POST", body: JSON.stringify(json), headers: { ...headers, "Content-Type": "application/json" } };
 	try {
@@ -89,7 +89,7 @@ async function refresh() {
 function useToken(given) {
 	save("token", token = given);
 	user = "me";
-	try { user = JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub; } catch { /* the edge decides */ }
+	try { user = JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub; } catch {}
 	kept = load(`${campaign}:${user}`) ?? { wins: {} };
 }
 
@@ -151,8 +151,7 @@ async function askUntilKnown() {
 	}
 }
 
-// Browsers send again by themselves, mark and all, when a kept connection is cut; the first copy may have won. It shows
-// as time that connecting does not explain.
+// A browser sends again by itself when a kept connection is cut; the first copy may have won. Its timing shows it.
 function wasSentTwice() {
 	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
 	return performance.getEntriesByType("resource").some((t) => /claims$/.test(t.name) && lost(t) > RESENT_MS_MIN);
@@ -185,7 +184,6 @@ function settle(answer) {
 	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // till then the edge's view is older
 }
 
-// The claim as it stands: after a reload, and while it is held.
 async function lookUp() {
 	const { id } = outcome.claim;
 	const reply = await call(`/v1/claims/${id}`, bearer());
@@ -199,7 +197,6 @@ async function lookUp() {
 	render();
 }
 
-// A denial stands until what caused it is seen to be over.
 function lapsed({ code, at, until, problem }) {
 	if (LIMITED.test(code)) return (until > at && now() >= until) || view?.version > problem?.version;
 	return STOPPED.test(code) && seenAt > at + SNAPSHOT_MS_MAX && view && !CLOSED.test(stateNow());
@@ -214,7 +211,6 @@ function mayClaimMore() {
 	return days.length < (per_user ?? 1e9) && today.length < (per_user_per_day ?? 1e9);
 }
 
-// Untouched text is not announced again.
 function show(target, text) {
 	const element = target.nodeType ? target : $(target);
 	if (element.textContent !== text) element.textContent = text;
@@ -222,7 +218,7 @@ function show(target, text) {
 
 const moment = (time) => new Date(time).toLocaleString(languages[lang].tag, { weekday: "short", month: "short", day: "numeric", hour: "numeric", minute: "2-digit" });
 
-// Parts between "|" that miss a value, or have a 0, are left out.
+// Parts between "|" without a value, or with 0, go.
 function fill(template, values, joint = "") {
 	const known = (part) => [...part.matchAll(/{(\w+)}/g)].every(([, name]) => values[name]);
 	const value = (_, name) => name.endsWith("_at") ? moment(values[name]) : values[name].toLocaleString(languages[lang].tag);
@@ -313,7 +309,7 @@ function renderButtons(words, shown, state) {
 	show("claim", words.button[label ?? "open"] ?? words.state[label] ?? (words[label] ?? words.problem)[0]);
 }
 
-// On each second of the countdown. A crowd sees the state turn at once, so it asks the server spread out.
+// A crowd sees the state turn at once: it asks spread out.
 function tick() {
 	const state = view && stateNow();
 	if (lastState && state !== lastState) pollIn(Math.random() * 800);

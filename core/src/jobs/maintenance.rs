@@ -151,6 +151,8 @@ impl Maintenance {
     }
 
     async fn look_after_all(&mut self) {
+        // The gauge is there from the start, whether there is a campaign or not.
+        metrics::outbox_lag(Duration::ZERO);
         let campaigns = Arc::clone(&self.recovery.campaigns);
         let notices = campaigns.notices();
         let mut ticks = interval(TICK);
