@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 8] = [
+const ELSEWHERE: [(&str, &str); 9] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -14,6 +14,7 @@ const ELSEWHERE: [(&str, &str); 8] = [
     ("redis:sold_out", "asked in a task of the gate's own"),
     ("redis:lock.renew", "asked in a task of the lease's own"),
     ("sql:claims", "lists and exports, which change nothing"),
+    ("sql:campaigns", "pages of the register, at a start and in lists; single rows are read otherwise"),
 ];
 
 /// The names that stand in core's source but for those of [`ELSEWHERE`].
