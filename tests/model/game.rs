@@ -249,6 +249,13 @@ impl Game {
         let before = self.model.sequence;
         if self.system.lose_keys(mask).await {
             self.model.lose(&self.kept);
+        } else if mask >> 4 & 1 == 1 {
+            // Read back from their users, claims do not tell when they last changed.
+            for (id, claim) in &mut self.model.claims {
+                if self.kept.claims.get(id) != Some(claim) {
+                    claim.updated_at = claim.view.claimed_at;
+                }
+            }
         }
         // Before the load, what is left of the outbox goes to SQL; holds that are due come back only after it.
         self.kept = self.model.clone();
