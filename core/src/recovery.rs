@@ -148,9 +148,14 @@ impl Recovery {
         let Ok(lease) = self.owner()?.try_lock(&format!("sweep-{}", known.campaign().id), LEASE).await else {
             return Ok(());
         };
-        while self.ledger.sweep(known).await? && !lease.is_lost() {}
+        let swept = async {
+            while self.ledger.sweep(known).await? && !lease.is_lost() {}
+            Ok(())
+        }
+        .await;
+        // Also when it was refused, for want of memory: the next one must not find it taken.
         lease.release().await?;
-        Ok(())
+        swept
     }
 
     /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, also if it is.

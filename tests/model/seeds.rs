@@ -2,10 +2,13 @@
 //! operations: whoever changes `operations.rs` finds them anew, with the mutant that brings the defect back.
 
 /// Seed, operations, and what was found with them.
-pub const SEEDS: [(u64, u64, &str); 1] =
+pub const SEEDS: [(u64, u64, &str); 2] =
     // The mutant denial_turns_the_day.
-    [(
-        15,
-        600,
-        "a refusal turned the user's day, when a hold of the same user came back in the same call",
-    )];
+    [
+        (15, 600, "a refusal turned the user's day, when a hold of the same user came back in the same call"),
+        (
+            1_795_336_412_665,
+            300,
+            "a sweep refused for want of memory kept its lease, and the next one gave nothing back",
+        ),
+    ];
