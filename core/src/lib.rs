@@ -14,6 +14,7 @@ pub mod config;
 pub mod data_dir;
 pub mod doctor;
 pub mod engine;
+pub mod foreign;
 pub mod gate;
 pub mod http;
 pub mod jobs;

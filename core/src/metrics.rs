@@ -22,6 +22,7 @@ const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
 const DRAINED: &str = "claimgate_drained_events_total";
 const POISON: &str = "claimgate_poison_entries_total";
 const DELETED: &str = "claimgate_deleted_entries_total";
+const LOST: &str = "claimgate_lost_events_total";
 const UP: &str = "claimgate_up";
 const LOADS: &str = "claimgate_loads_total";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
@@ -53,6 +54,10 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(DRAINED, "Events committed to SQL");
     describe_counter!(POISON, "Outbox entries that no core has written");
     describe_counter!(DELETED, "Outbox entries that somebody deleted before SQL had heard of them");
+    describe_counter!(
+        LOST,
+        "Events that SQL had and has lost: found by comparing with Redis after SQL was away"
+    );
     describe_gauge!(UP, "1 while the part answers: redis, sql");
     describe_counter!(LOADS, "Campaigns loaded from SQL into Redis");
     describe_counter!(REDIS_STARTS, "Starts of the supervised Redis");
@@ -120,6 +125,11 @@ pub fn poison(entries: u64) {
 /// An outbox entry that was deleted before it was relayed.
 pub fn deleted_entries(entries: u64) {
     counter!(DELETED).increment(entries);
+}
+
+/// Events that SQL has lost, and Redis has not.
+pub fn lost_events(events: u64) {
+    counter!(LOST).increment(events);
 }
 
 /// Whether a part answers.

@@ -168,7 +168,7 @@ impl Reconciler<'_> {
             repairs.push("put the register's version of the rules into force".to_owned());
         }
         if has("stranded_holds") {
-            while self.ledger.sweep(known).await? {}
+            self.ledger.sweep(known).await?;
             repairs.push("gave back the holds that were due".to_owned());
         }
         // SQL holds everything that was drained, and loading drains the rest first: nothing is lost by it.

@@ -133,7 +133,7 @@ impl Recovery {
             Err(error) => return Err(error.into()),
         };
         if recovered != Recovered::Elsewhere && known.campaign().hold_seconds.is_some() {
-            self.sweep(known).await?;
+            self.ledger.sweep(known).await?;
         }
         Ok(recovered)
     }
@@ -141,21 +141,6 @@ impl Recovery {
     /// An owner for one piece of work: two at once in this core must not take each other's lease for their own.
     fn owner(&self) -> Result<Owner, getrandom::Error> {
         Owner::new(Arc::clone(&self.ledger))
-    }
-
-    /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
-    async fn sweep(&self, known: &Known) -> Result<(), RecoveryError> {
-        let Ok(lease) = self.owner()?.try_lock(&format!("sweep-{}", known.campaign().id), LEASE).await else {
-            return Ok(());
-        };
-        let swept = async {
-            while self.ledger.sweep(known).await? && !lease.is_lost() {}
-            Ok(())
-        }
-        .await;
-        // Also when it was refused, for want of memory: the next one must not find it taken.
-        lease.release().await?;
-        swept
     }
 
     /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, also if it is.
@@ -220,7 +205,7 @@ impl Recovery {
     pub async fn suspend(&self, known: &Known) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
         let Some(drawn) = self.archive.draw_token(&known.campaign().id).await? else { return Ok(None) };
         known.distrust();
-        match self.ledger.suspend(&known.keys, &drawn).await {
+        match self.ledger.suspend(&known.keys, drawn.register_id.as_str(), &drawn.token.to_string()).await {
             Ok(suspended) => Ok(Some((drawn, suspended))),
             Err(LoadError::Ledger(LedgerError::NotReady(why))) => Err(RecoveryError::not_ours(&why)),
             Err(error) => Err(error.into()),
@@ -338,7 +323,7 @@ impl Recovery {
 
     /// Removes an evicted campaign's keys, unless it has come back meanwhile.
     async fn drop_keys(&self, known: &Known, evicted: &Campaign) -> Result<(), RecoveryError> {
-        if self.ledger.drop_keys(&known.keys, evicted).await? {
+        if self.ledger.drop_keys(&known.keys, &evicted.token.to_string()).await? {
             self.archive.keys_dropped(evicted).await?;
         }
         Ok(())

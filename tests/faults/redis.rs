@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Promise};
 use support::core_process::DECISION;
+use support::inspect::key;
 use support::process::{Signal, signal_pid};
 use support::storm::{Seen, wishes};
 use support::wait::holds;
-use support::{Core, RedisView, SOON, Snapshot, eventually};
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, Snapshot, eventually};
 use tokio::time::sleep;
 
 use crate::stage::{ROOMY, Stage};
@@ -159,6 +160,29 @@ async fn the_drain_works_without_memory() {
     assert_eq!(stage.sql.claims("demo").await.len(), 40, "drained while Redis was out of memory");
     limit_memory(&redis, 0).await;
     stage.judge(row, &checker, Expect { differences: &["parked"], ..Expect::default() }).await;
+}
+
+/// To be evicted is what frees memory: it must not wait for any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_campaign_that_is_over_is_evicted_without_memory() {
+    let row = Row::begin("memory limit: a campaign that is over leaves Redis");
+    let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
+    let stage = Stage::on(RedisServer::start().await, options).await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    let redis = stage.redis().await;
+    checker.win(&stage.core, 0..20).await;
+    row.fault();
+    limit_memory(&redis, 1).await;
+    stage.core.switch("demo", "end").await;
+    eventually(SOON, || async {
+        let left: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "users")]).await;
+        holds(left == 0, || format!("{left} keys are still there\n{}", stage.core.log()))
+    })
+    .await;
+    for id in checker.acknowledged() {
+        stage.core.look_up(&id).await.expect(200);
+    }
+    row.passed(checker.asked(), "20 claims answered from SQL, and no key left");
 }
 
 async fn limit_memory(redis: &RedisView, bytes: u64) {

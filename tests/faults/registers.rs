@@ -1,14 +1,18 @@
 //! A Redis and a database that do not belong together, or no longer: two installations on one of them, a database that has
 //! lost rows, a database or a Redis that was replaced.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
 use support::inspect::key;
+use support::process::command;
 use support::sql::Sql;
 use support::storm::Seen;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually};
+use support::{Core, CoreOptions, SOON, binary, eventually};
 
 use crate::stage::Stage;
 use crate::tally::Row;
@@ -164,6 +168,102 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
         assert_eq!(redis.outbox_entries("demo").await, waiting, "the outbox is as it was");
     }
     stage.core = stage.core.restart().await;
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
+/// `claimgate drop-foreign demo`, as whoever runs `stranger` would call it: its status, and what it said.
+async fn drop_foreign(stranger: &Core, redis_url: &str, file: &Path) -> (Option<i32>, String) {
+    let mut command = command(&binary::claimgate());
+    command.args(["drop-foreign", "demo", "--export"]).arg(file);
+    command.env("CLAIMGATE_DATA_DIR", stranger.data_dir()).env("CLAIMGATE_REDIS_URL", redis_url);
+    let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (output.status.code(), said)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_core_serves_it() {
+    let row = Row::begin("another database under the same Redis: drop-foreign");
+    let mut stage = Stage::external().await;
+    let checker = Checker::create(&stage.core, "demo", Limits { per_user: Some(12), ..LIMITS }).await;
+    checker.win(&stage.core, 0..30).await;
+    for at in 0..12 {
+        checker.claim(&stage.core, "often", &format!("k{at}")).await;
+    }
+    let url = stage.server().url();
+    let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.clone()).start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let (status, said) = drop_foreign(&stage.core, &url, &file("ours")).await;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("this register's own") && !file("ours").exists(), "{said}");
+
+    // Its core brings it back meanwhile: nothing is lost by the attempt.
+    let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("a core serves"), "{said}");
+    checker.win(&stage.core, 30..40).await;
+    stage.drained("demo").await;
+    let redis = stage.redis().await;
+    let verdict = checker.judge(&[&stage.core], &stage.sql, &redis, Expect::default()).await;
+
+    // What SQL has not heard of is written down, too.
+    let held = stage.sql.hold().await;
+    checker.win(&stage.core, 40..50).await;
+    row.kill();
+    stage.core.kill();
+    held.release().await;
+    let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
+    assert_eq!(status, Some(2), "a file is not overwritten: {said}");
+    let (status, said) = drop_foreign(&stranger, &url, &file("claims.csv")).await;
+    assert_eq!(status, Some(0), "{said}");
+    let text = std::fs::read_to_string(file("claims.csv")).unwrap();
+    let ids: BTreeSet<_> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
+    let acknowledged = checker.acknowledged();
+    assert_eq!((ids.len(), text.lines().count()), (acknowledged.len(), acknowledged.len() + 1), "{text}");
+    assert!(acknowledged.iter().all(|id| ids.contains(id.as_str())), "{text}");
+    let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
+    let left: u64 = redis.query(&[&["EXISTS"][..], &keys.each_ref().map(String::as_str)].concat()).await;
+    assert_eq!(left, 0);
+    stranger.create("demo", json!({"total": 5})).await;
+    stranger.claim("demo", "alice", "k").await.expect(201);
+    row.survived(checker.asked(), verdict);
+}
+
+async fn lost_events(core: &Core) -> u64 {
+    let text = core.client().try_get(&core.admin_url("/metrics"), "").await.unwrap().text();
+    let line = text.lines().find_map(|line| line.strip_prefix("claimgate_lost_events_total "));
+    line.map_or(0, |count| count.trim().parse().unwrap())
+}
+
+/// PostgreSQL comes back without what it had committed last, as a copy does that lagged behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
+    let row = Row::begin("SQL has lost rows: told of");
+    let mut stage = match Stage::on_postgres(true).await {
+        Ok(stage) => stage,
+        Err(why) => return row.skip(&why),
+    };
+    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
+    stage.core.create("whole", json!({})).await;
+    stage.core.claim("whole", "alice", "k").await.expect(201);
+    checker.win(&stage.core, 0..80).await;
+    stage.drained("demo").await;
+    assert_eq!(lost_events(&stage.core).await, 0);
+    stage.sql.run("DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 70".to_owned()).await;
+    row.fault();
+    stage.postgres().stop_immediately().await;
+    stage.postgres().start_again().await;
+    // Claims that are relayed meanwhile hide nothing.
+    assert_eq!(winners(&checker, &stage.core, 80..90).await, 10);
+    eventually(SOON, || async {
+        let (found, log) = (lost_events(&stage.core).await, stage.core.log());
+        let told =
+            log.lines().filter(|line| line.contains("ERROR") && line.contains("reconcile demo --repair"));
+        holds(found == 10 && told.count() == 1 && !log.contains("reconcile whole"), || log.clone())
+    })
+    .await;
+    assert_eq!(repair(&stage.core).await["agrees"], true);
     stage.judge(row, &checker, Expect::default()).await;
 }
 

@@ -149,8 +149,8 @@ impl<'w> Play<'w> {
     }
 
     async fn on_leases(&self, command: &str) -> bool {
-        let leases = ["load", "sweep"].map(|what| format!("cg:lock:{{{what}-{}}}", self.id));
-        self.world.redis.query::<u64>(&[command, &leases[0], &leases[1]]).await > 0
+        let lease = format!("cg:lock:{{load-{}}}", self.id);
+        self.world.redis.query::<u64>(&[command, &lease]).await > 0
     }
 
     /// Redis loses the campaign. What SQL has not heard of by then is gone, as nobody promised otherwise.

@@ -77,6 +77,10 @@ defect no_shebang lua/prelude.lua '#!lua
 ' ''
 # The drain, which frees memory, needs none.
 defect drain_needs_memory core/src/ledger/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'
+# Neither does an eviction.
+defect eviction_needs_memory core/src/ledger/scripts.rs \
+    'with_flags("allow-oom", include_str!("../../../lua/suspend.lua"))' \
+    'with_flags("allow-stale", include_str!("../../../lua/suspend.lua"))' faults without_memory
 
 # Two cores: who suspends a campaign makes every older loader late, wherever that stands.
 defect loader_not_fenced lua/load.lua '  if f[1] ~= token then return true end
@@ -100,6 +104,10 @@ defect another_registers_campaign_suspended lua/suspend.lua \
 defect lost_rows_not_rescued core/src/recovery.rs \
     'if (totals.taken, totals.revisions) == (suspended.taken, revisions) {' \
     'if totals.revisions < u64::MAX {' faults registers::rows_that_sql_has_lost
+defect lost_rows_not_told core/src/jobs/lost_rows.rs 'look.backlog + totals.revisions' 'look.revisions' \
+    faults registers::rows_that_sql_has_lost_are_told
+defect foreign_keys_dropped_though_served core/src/foreign.rs \
+    'format!("{whole}.5")' 'format!("{}", i64::MAX >> whole.len())' faults registers::another_registers_campaign_is_removed
 defect another_redis_may_serve core/src/serving.rs \
     'if there.store_id == store_id {' 'if !there.store_id.is_empty() {' faults registers::a_second_core
 defect index_never_used core/migrations/0002_claims_by_place_and_user.sql \

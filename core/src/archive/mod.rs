@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
-use sqlx::{AnyConnection, Connection as _};
+use sqlx::{AnyConnection, Connection as _, Row as _};
 use tokio::time::timeout;
 
 use self::pool::{Pool, Writer};
@@ -111,6 +111,15 @@ pub fn sqlite_url(file: &Path) -> String {
 }
 
 impl Archive {
+    /// The register as it is, without bringing its schema up to date; connects when first asked.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn as_it_is(url: &str) -> Result<Self, ArchiveError> {
+        sqlx::any::install_default_drivers();
+        Self::connect(url, url.starts_with("sqlite:").then(Writer::default))
+    }
+
     /// Connects and brings the schema up to date.
     ///
     /// # Errors
@@ -175,14 +184,15 @@ impl Archive {
         Self { pool: self.pool.for_callers(callers_max), ..self }
     }
 
-    /// Whether SQL answers, within 1 s. It has a connection of its own: however much the others have to do, and however
+    /// Whether SQL answers, within 1 s, and which run of its server: another number tells that it was restarted, or that
+    /// another server stands in its place. It has a connection of its own: however much the others have to do, and however
     /// long they wait, it says how the database is.
     ///
     /// # Errors
     /// When SQL does not answer.
-    pub async fn ping(&self) -> Result<(), ArchiveError> {
-        sqlx::query("SELECT 1").execute(&self.pings).await?;
-        Ok(())
+    pub async fn ping(&self) -> Result<i64, ArchiveError> {
+        let statement = if self.is_sqlite() { "SELECT 0" } else { SERVER_RUN };
+        Ok(sqlx::query(statement).fetch_one(&self.pings).await?.try_get(0)?)
     }
 
     /// Waits up to 5 s for what is under way, and closes.
@@ -190,6 +200,9 @@ impl Archive {
         tokio::join!(self.pool.close(CLOSE), self.pings.close(CLOSE));
     }
 }
+
+/// When PostgreSQL's server was started, in ms since 1970.
+const SERVER_RUN: &str = "SELECT CAST(EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 1000 AS BIGINT)";
 
 /// Limits that PostgreSQL keeps by itself when core, or the way to it, is gone: so that what nobody waits for any more keeps no
 /// campaign's row from others. Those that a server does not know are left out.

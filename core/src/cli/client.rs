@@ -23,6 +23,12 @@ pub enum CallError {
     /// Redis and SQL do not agree.
     #[error("Redis and SQL do not agree")]
     Differs,
+    /// A rule forbids it.
+    #[error("{0}")]
+    NotDone(String),
+    /// Redis or SQL did not answer.
+    #[error("{0}")]
+    Unavailable(String),
     /// Core refused, or could not decide.
     #[error("{} ({}): {}", .problem.title, .problem.code, .problem.detail)]
     Refused {
@@ -52,8 +58,8 @@ impl CallError {
                 408 | 500.. => UNAVAILABLE,
                 _ => REFUSED,
             },
-            Self::Differs => REFUSED,
-            Self::NoAnswer { .. } => UNAVAILABLE,
+            Self::Differs | Self::NotDone(_) => REFUSED,
+            Self::NoAnswer { .. } | Self::Unavailable(_) => UNAVAILABLE,
         }
     }
 }

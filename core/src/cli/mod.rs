@@ -3,6 +3,7 @@
 mod client;
 mod commands;
 mod doctor;
+mod foreign;
 mod table;
 
 use std::io::IsTerminal as _;
@@ -17,6 +18,7 @@ use crate::serving::ServingError;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
+use foreign::DropForeignArgs;
 
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
@@ -54,6 +56,8 @@ enum Command {
         after_help = "Exit status: 0 when all that is promised holds, warnings or not; 1 when something does not."
     )]
     Doctor(Box<DoctorArgs>),
+    /// Remove another register's campaign from this Redis, once its claims are written to a file
+    DropForeign(Box<DropForeignArgs>),
     /// Make a user's token, as the edge takes it
     Token(TokenArgs),
 }
@@ -108,6 +112,7 @@ impl Cli {
             Command::Doctor(args) => {
                 ExitCode::from(if runtime.block_on(args.run()) { DONE } else { REFUSED })
             }
+            Command::DropForeign(args) => finish(runtime.block_on(args.run())),
             Command::Token(args) => finish(args.run()),
         }
     }

@@ -20,6 +20,12 @@ pub fn print_json(value: &Value) {
     println!("{value:#}");
 }
 
+/// Says what takes a while; the answer itself goes to standard output.
+#[allow(clippy::print_stderr)] // the command line's own voice
+pub fn progress(text: &str) {
+    eprintln!("claimgate: {text}");
+}
+
 /// One row a campaign; a single one with all its rules.
 pub fn campaigns(campaigns: &[Value]) -> String {
     let [campaign] = campaigns else {

@@ -4,7 +4,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands as _, AsyncIter, Client};
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
-use super::{Database, Finding, Redis, Setup, WAIT, database};
+use super::{Database, Finding, Setup, WAIT, database};
 use crate::ledger::keys;
 
 /// Campaigns of Redis that are compared with the database.
@@ -21,14 +21,12 @@ pub(super) async fn examine(setup: &Setup) -> Vec<Finding> {
 }
 
 async fn compare(setup: &Setup) -> Result<Vec<Finding>, Failure> {
-    let (Redis::Own { url: Some(redis), .. } | Redis::Given { url: redis }) = &setup.redis else {
-        return Ok(Vec::new());
-    };
+    let Some(redis) = setup.redis_url() else { return Ok(Vec::new()) };
     let sql = match &setup.database {
         Database::Sqlite(file) => format!("sqlite://{}?mode=ro", file.display()),
         Database::Postgres(url) => url.clone(),
     };
-    let mut redis = Client::open(redis.as_str())?.get_multiplexed_async_connection().await?;
+    let mut redis = Client::open(redis)?.get_multiplexed_async_connection().await?;
     let mut sql = database::connect(&sql).await?;
     let mut found = Vec::new();
     found.extend(served_by_another(&mut redis, &mut sql).await?);
@@ -86,7 +84,8 @@ async fn of_another_register(
         Finding::warning(
             "belonging.register",
             format!("Redis holds {} campaigns of another register: {first}", others.len()),
-            "use another Redis, or other names: a campaign of such a name is refused (409 campaign_exists)",
+            "use another Redis, or other names: a campaign of such a name is refused (409 campaign_exists); \
+             `claimgate drop-foreign ID --export FILE` removes one that no core serves",
         )
     }))
 }

@@ -124,6 +124,14 @@ impl Setup {
         };
         Self { data_dir: config.data_dir.clone(), redis, database }
     }
+
+    /// Where Redis listens; `None` when it is core's own and not running.
+    pub fn redis_url(&self) -> Option<&str> {
+        match &self.redis {
+            Redis::Own { url, .. } => url.as_deref(),
+            Redis::Given { url } => Some(url),
+        }
+    }
 }
 
 /// Looks at everything; takes a few milliseconds, and 10 s when neither Redis nor the database answers.

@@ -380,7 +380,7 @@ async fn until(at: Option<Instant>) {
 
 /// Gives back all holds of a campaign that are due, and finds out when the next one is.
 async fn sweep(ledger: &Ledger, known: &Arc<Known>) -> Result<(), LedgerError> {
-    while ledger.sweep(known).await? {}
+    ledger.sweep(known).await?;
     let survey = ledger.survey(std::slice::from_ref(known)).await?;
     if let Some(due) = survey.looks.first().and_then(|look| look.next_hold) {
         known.hold_due_in(age(survey.now, due));

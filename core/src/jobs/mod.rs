@@ -3,6 +3,7 @@
 //! Each campaign in trouble is worked on by itself, with a back-off of its own; campaigns at rest cost a look now and then.
 //! Every wait on Redis and SQL has a limit.
 
+mod lost_rows;
 pub mod maintenance;
 pub mod outbox_relay;
 pub mod refresher;

@@ -1,7 +1,7 @@
 //! Follows the register for changes that other cores made, asks Redis and SQL how they are, and puts away what nobody uses
 //! any more.
 //!
-//! Each of the three goes by itself, so that a database that hangs freezes no other: health turns within 3 s.
+//! Each goes by itself, so that a database that hangs freezes no other: health turns within 3 s.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -12,6 +12,7 @@ use claimgate_shared::CampaignId;
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 
+use super::lost_rows;
 use crate::app::App;
 use crate::archive::{Archive, ArchiveError, Stamp, State};
 use crate::campaigns::Known;
@@ -55,10 +56,12 @@ impl Refresher {
     /// Refreshes, and asks Redis and SQL how they are, until `stop` turns true.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let app = self.app.clone();
+        let (sql_returns, sql_returned) = watch::channel(0);
         let all = async {
             tokio::join!(
                 watch_redis(&app),
-                watch_sql(&app),
+                watch_sql(&app, &sql_returns),
+                lost_rows::look_for(&app, sql_returned),
                 follow(&mut self),
                 put_away(&app),
                 drop_evicted(&app)
@@ -176,18 +179,28 @@ async fn watch_redis(app: &App) {
     }
 }
 
-async fn watch_sql(app: &App) {
+/// Counts in `returns` how often SQL has come back: after it did not answer, or as another run of its server.
+async fn watch_sql(app: &App, returns: &watch::Sender<u64>) {
     let mut ticks = each(REFRESH);
+    let mut run = None;
     loop {
         ticks.tick().await;
         let mut ping = pin!(app.archive.ping());
         let mut answer = timeout(PING_MAX, &mut ping).await;
         if answer.is_err() {
             note_health(&app.sql_up, "sql", Err(silent()));
+            run = None;
             answer = timeout(PING_STUCK_MAX, ping).await;
         }
-        let answer = answer.map_err(|_| silent());
-        note_health(&app.sql_up, "sql", answer.and_then(|answer| answer.map_err(|error| error.to_string())));
+        let answer =
+            answer.map_err(|_| silent()).and_then(|answer| answer.map_err(|error| error.to_string()));
+        // Away for a moment, it may have been replaced by a copy that lacks what was committed last.
+        let answered = answer.as_ref().ok().copied();
+        if answered.is_some() && answered != run {
+            returns.send_modify(|returns| *returns += 1);
+        }
+        run = answered;
+        note_health(&app.sql_up, "sql", answer.map(drop));
     }
 }
 

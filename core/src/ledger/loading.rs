@@ -173,11 +173,11 @@ fn user_record(claims: &[Record], apart: usize) -> Vec<u8> {
 }
 
 impl Ledger {
-    /// Stops every decision on `campaign` until it has been loaded again, under the token last drawn from its row: every
-    /// loader with a lower one is late from now on.
-    pub async fn suspend(&self, keys: &Keys, campaign: &Campaign) -> Result<Suspended, LoadError> {
+    /// Stops every decision on the campaign of these keys until it has been loaded again, under the fencing token last
+    /// drawn from its row: every loader with a lower one is late from now on.
+    pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
         let mut call = call_on(&scripts::SUSPEND, keys);
-        call.arg(scripts::LAYOUT).arg(campaign.register_id.as_str()).arg(campaign.token);
+        call.arg(scripts::LAYOUT).arg(register_id).arg(token);
         let reply = self.run("redis:suspend", &call).await?;
         match scripts::suspended(reply).map_err(LedgerError::from)? {
             Ok(suspended) => suspended.ok_or(LoadError::Late),
@@ -185,10 +185,10 @@ impl Ledger {
         }
     }
 
-    /// Removes the keys of a campaign that `campaign`'s token has suspended; whether nothing is left. Dead letters stay.
-    pub async fn drop_keys(&self, keys: &Keys, campaign: &Campaign) -> Result<bool, LedgerError> {
+    /// Removes the keys of a campaign that `token` has suspended; whether nothing is left. Dead letters stay.
+    pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, LedgerError> {
         let mut call = call_on(&scripts::DROP, keys);
-        call.arg(campaign.token);
+        call.arg(token);
         Ok(scripts::count(&self.run("redis:drop_keys", &call).await?)? == 1)
     }
 }

@@ -89,6 +89,17 @@ pub struct HoldState {
     pub stranded: u64,
 }
 
+/// Whose a campaign's keys are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeysOwner {
+    /// The register's id of the campaign.
+    pub register_id: String,
+    /// The fencing token of whoever suspended or loaded the campaign last.
+    pub token: String,
+    /// Whether no claim is decided until it has been loaded again.
+    pub suspended: bool,
+}
+
 /// Core's way to Redis.
 #[derive(Debug)]
 pub struct Ledger {
@@ -105,9 +116,10 @@ impl Ledger {
         Self { link: Link::new(client), archive, backlog_max }
     }
 
-    /// Gives back the holds that are due; whether more are than one call gives back.
-    pub async fn sweep(&self, known: &Known) -> Result<bool, LedgerError> {
-        Ok(self.claim(known, iter::empty()).await?.more_due)
+    /// Gives back the holds that are due. The script does so before each claim; this is for campaigns at rest.
+    pub async fn sweep(&self, known: &Known) -> Result<(), LedgerError> {
+        while self.claim(known, iter::empty()).await?.more_due {}
+        Ok(())
     }
 
     /// Gives back holds that are due, then decides these claims and quantities, all of `known`'s campaign, in one call.
@@ -282,6 +294,18 @@ impl Ledger {
     /// Whether any of these keys is there, whoever's they are.
     pub async fn holds_any(&self, keys: &Keys) -> Result<bool, LedgerError> {
         Ok(self.query::<u64>("redis:holds_any", redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
+    }
+
+    /// Whose a campaign's keys are, whoever asks; `None` when there are none.
+    pub async fn owner(&self, keys: &Keys) -> Result<Option<KeysOwner>, LedgerError> {
+        let fields =
+            redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "switch"]).to_owned();
+        let [register_id, token, switch]: [Option<String>; 3] = self.query("redis:owner", &fields).await?;
+        Ok(register_id.zip(token).zip(switch).map(|((register_id, token), switch)| KeysOwner {
+            register_id,
+            token,
+            suspended: switch == "suspended",
+        }))
     }
 
     /// The server's own id, by which it is told from every other Redis; one that has none gets one.

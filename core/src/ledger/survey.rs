@@ -16,6 +16,10 @@ use super::{Ledger, LedgerError};
 use crate::campaigns::Known;
 use crate::step;
 
+/// Fields of the campaign's hash that are looked at.
+const FIELDS: [&str; 7] =
+    ["layout", "epoch", "switch", "events", "backlog", "events_loaded", "revisions_loaded"];
+
 /// Replies of one campaign, in the order of [`ask`].
 const REPLIES: usize = 5;
 
@@ -26,6 +30,8 @@ pub struct Look {
     pub ready: bool,
     /// Events in the outbox, by the campaign's own counter.
     pub backlog: u64,
+    /// The sum of all claims' revisions, relayed or not: each event raises one by one.
+    pub revisions: u64,
     /// When the oldest entry of the outbox was written; `None` when the outbox is empty.
     pub oldest: Option<Timestamp>,
     /// When the next hold falls due.
@@ -72,7 +78,7 @@ impl Ledger {
 
 fn ask(pipe: &mut Pipeline, known: &Known) -> Expected {
     let keys = &known.keys;
-    pipe.cmd("HMGET").arg(&keys.campaign).arg(&["layout", "epoch", "switch", "events", "backlog"]);
+    pipe.cmd("HMGET").arg(&keys.campaign).arg(&FIELDS);
     pipe.cmd("HGET").arg(&keys.users).arg(".");
     pipe.cmd("HGET").arg(&keys.claims).arg(".");
     // The sentinel, whose score is below every time, and the hold that falls due first.
@@ -103,24 +109,29 @@ fn clock(reply: Option<Result<Value, RedisError>>) -> Result<Timestamp, LedgerEr
 }
 
 fn look(expected: &Expected, replies: &mut Replies) -> Result<Look, LedgerError> {
-    let fields: Option<[Option<String>; 5]> = next(replies)?;
+    let fields: Option<[Option<String>; FIELDS.len()]> = next(replies)?;
     let sentinels = [next::<Option<String>>(replies)?.flatten(), next::<Option<String>>(replies)?.flatten()];
     let holds: Vec<(Vec<u8>, f64)> = next(replies)?.unwrap_or_default();
     let outbox: StreamRangeReply = next(replies)?.unwrap_or_default();
-    let Some([layout, epoch, switch, events, backlog]) = fields else { return Ok(Look::default()) };
+    let Some([layout, epoch, switch, events, backlog, events_loaded, revisions_loaded]) = fields else {
+        return Ok(Look::default());
+    };
     let number = |field: Option<String>| field.and_then(|text| text.parse::<u64>().ok());
+    let events = number(events);
+    let since_load = events.unwrap_or(0).saturating_sub(number(events_loaded).unwrap_or(0));
     let wanted = expected.epoch.to_string();
     let is_epoch = |field: &Option<String>| field.as_deref() == Some(wanted.as_str());
     let ready = layout == Some(LAYOUT.to_string())
         && is_epoch(&epoch)
         && matches!(switch.as_deref(), Some("on" | "paused" | "ended"))
-        && number(events).is_some_and(|events| events >= expected.events)
+        && events.is_some_and(|events| events >= expected.events)
         && sentinels.iter().all(is_epoch)
         && holds.first().is_some_and(|(member, score)| member == b"." && is_score(*score, &wanted))
         && outbox.ids.first().is_some_and(|entry| entry.id == format!("0-{wanted}"));
     Ok(Look {
         ready,
         backlog: number(backlog).unwrap_or(0),
+        revisions: number(revisions_loaded).unwrap_or(0) + since_load,
         oldest: outbox.ids.iter().find_map(|entry| written_at(&entry.id)),
         next_hold: holds.iter().find_map(|(_, score)| due_at(*score)),
     })

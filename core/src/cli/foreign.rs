@@ -1,0 +1,54 @@
+//! `claimgate drop-foreign`: another register's campaign, out of this Redis.
+
+use std::path::PathBuf;
+
+use claimgate_shared::CampaignId;
+use clap::Args;
+
+use super::client::CallError;
+use super::table;
+use crate::config::{Config, ServeArgs};
+use crate::doctor::Setup;
+use crate::foreign::{ForeignError, SERVED_WITHIN, export_and_drop};
+
+/// `claimgate drop-foreign`
+#[derive(Debug, Args)]
+pub struct DropForeignArgs {
+    /// The campaign's id
+    campaign: CampaignId,
+    /// Write the campaign's claims to this new CSV file first
+    #[arg(long, value_name = "FILE")]
+    export: PathBuf,
+    /// Answer as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+impl DropForeignArgs {
+    /// Runs the command.
+    pub async fn run(self) -> Result<(), CallError> {
+        let config = Config::look(&self.serve)?;
+        let setup = Setup::of(&config);
+        let redis_url = setup.redis_url().ok_or_else(|| {
+            CallError::Usage("core's own Redis is not running: start core on this data directory".to_owned())
+        })?;
+        table::progress(&format!("waiting {} s for any core that serves it …", SERVED_WITHIN.as_secs()));
+        let done = export_and_drop((redis_url, &config.database_url), &self.campaign, &self.export).await;
+        let claims = done.map_err(|error| match error {
+            ForeignError::Ledger(_) | ForeignError::Archive(_) => CallError::Unavailable(error.to_string()),
+            ForeignError::File(error) => CallError::Usage(format!("{}: {error}", self.export.display())),
+            error => CallError::NotDone(error.to_string()),
+        })?;
+        let value = serde_json::json!({"campaign_id": self.campaign, "claims": claims, "file": self.export});
+        table::show(self.json, &value, || {
+            format!(
+                "{claims} claims written to {}; the keys of '{}' are removed",
+                self.export.display(),
+                self.campaign
+            )
+        });
+        Ok(())
+    }
+}
