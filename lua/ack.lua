@@ -9,7 +9,7 @@
 
 local events = 0
 for at = 1, #ARGV, 2 do
-  if redis.call('XACK', KEYS[2], 'drain', ARGV[at]) == 1 then
+  if redis.call('XACK', KEYS[2], 'relay', ARGV[at]) == 1 then
     redis.call('XDEL', KEYS[2], ARGV[at])
     events = events + ARGV[at + 1]
   end

@@ -32,8 +32,8 @@ local GRANT, REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER, PER_CLAIM, DA
 local LIMITS = { { DAILY, 'per_user_per_day' }, { USER, 'per_user' }, { TOTAL, 'total' } }
 
 local function closed(campaign, now)
-  if campaign.switch == 'paused' then return PAUSED end
-  if campaign.switch == 'ended' then return ENDED end
+  if campaign.admin_state == 'paused' then return PAUSED end
+  if campaign.admin_state == 'ended' then return ENDED end
   if now < campaign.starts_at then return NOT_STARTED .. struct.pack('>I6', campaign.starts_at) end
   if now >= campaign.ends_at then return OVER .. struct.pack('>I6', campaign.ends_at) end
 end

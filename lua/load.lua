@@ -19,7 +19,7 @@
 local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]
 
 local function late()
-  local f = redis.call('HMGET', KEYS[1], 'token', 'switch', 'epoch')
+  local f = redis.call('HMGET', KEYS[1], 'token', 'admin_state', 'epoch')
   if f[1] ~= token then return true end
   if step == 'begin' then return f[2] ~= 'suspended' end
   return f[2] ~= 'loading' or f[3] ~= epoch
@@ -30,12 +30,12 @@ local steps = {
     local sentinel = '0-' .. epoch
     redis.call('UNLINK', unpack(KEYS))
     redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'epoch', epoch, 'token', token, 'register_id', ARGV[5],
-      'replication_id', ARGV[6], 'switch', 'loading')
+      'replication_id', ARGV[6], 'admin_state', 'loading')
     redis.call('HSET', KEYS[2], '.', epoch)
     redis.call('HSET', KEYS[3], '.', epoch)
     redis.call('ZADD', KEYS[4], '-' .. epoch, '.')
     redis.call('XADD', KEYS[5], sentinel, 'epoch', epoch)
-    redis.call('XGROUP', 'CREATE', KEYS[5], 'drain', sentinel)
+    redis.call('XGROUP', 'CREATE', KEYS[5], 'relay', sentinel)
   end,
   users = function() redis.call('HSET', KEYS[2], unpack(ARGV, 5)) end,
   claims = function() redis.call('HSET', KEYS[3], unpack(ARGV, 5)) end,

@@ -14,7 +14,7 @@
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs.
 
-local LAYOUT = '3'
+local LAYOUT = '4'
 local HEADER, CLAIM, DIGEST = 14, 42, 16
 local INLINE_MAX = 8
 local DUE_MAX = 256
@@ -31,7 +31,7 @@ end
 -- of replication, or with fewer events (grants, confirmations, returns, expiries) than the caller knows of, means that
 -- counters cannot be trusted.
 local function open_campaign()
-  local f = redis.call('HMGET', KEYS[1], 'layout', 'epoch', 'sequence', 'taken', 'switch', 'starts_at', 'ends_at',
+  local f = redis.call('HMGET', KEYS[1], 'layout', 'epoch', 'sequence', 'taken', 'admin_state', 'starts_at', 'ends_at',
     'total', 'per_user', 'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events',
     'register_id', 'replication_id')
   if not f[1] then return nil, 'missing' end
@@ -48,7 +48,7 @@ local function open_campaign()
     return nil, 'sentinel'
   end
   return {
-    epoch = epoch, sequence = tonumber(f[3]), taken = tonumber(f[4]), switch = f[5],
+    epoch = epoch, sequence = tonumber(f[3]), taken = tonumber(f[4]), admin_state = f[5],
     starts_at = tonumber(f[6]), ends_at = tonumber(f[7]) or math.huge,
     total = tonumber(f[8]), per_user = tonumber(f[9]) or UNLIMITED,
     per_user_per_day = tonumber(f[10]) or UNLIMITED, per_claim = tonumber(f[11]) or UNLIMITED,

@@ -15,7 +15,7 @@ if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
 local hold = redis.call('ZRANGE', KEYS[4], 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
 local ends = math.min(campaign.ends_at, hold[2] or math.huge, now + 1000)
-if campaign.switch ~= 'on' or now < campaign.starts_at or now >= ends
+if campaign.admin_state ~= 'on' or now < campaign.starts_at or now >= ends
   or campaign.taken < (campaign.total or math.huge) then
   return { 'open' }
 end

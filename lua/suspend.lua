@@ -29,7 +29,7 @@ if events_loaded and revisions_loaded and redis.call('HGET', KEYS[2], '.') == ep
   revisions = revisions_loaded + events - events_loaded
 end
 redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
-  'switch', 'suspended')
+  'admin_state', 'suspended')
 -- A stub holds nothing: left by a suspender that came late, or died, it goes by itself.
 if not layout then redis.call('PEXPIRE', KEYS[1], STUB_MS) end
 return { 'suspended', tonumber(epoch) or 0, sequence, events, taken, revisions }

@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use claimgate_core::clock;
-use claimgate_core::http::auth::{Caller, Credentials, Gatekeeper, Tokens};
+use claimgate_core::http::auth::{Caller, Credentials, Authenticator, Tokens};
 use claimgate_core::http::serve;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem};
@@ -31,7 +31,7 @@ const TOTAL: u32 = 1_000_000_000;
 
 #[derive(Debug)]
 struct Shared {
-    gatekeeper: Gatekeeper,
+    authenticator: Authenticator,
     sequence: AtomicU64,
 }
 
@@ -62,8 +62,8 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<()> {
     // As many as core knows when it is measured.
     tokens.add(Caller::Admin, "an-admins-token-that-nobody-uses-here");
     tokens.add(Caller::BackEnd("shop".to_owned()), API_TOKEN);
-    let gatekeeper = Gatekeeper::new(Credentials { tokens, edge_keys: Vec::new() });
-    let shared = Arc::new(Shared { gatekeeper, sequence: AtomicU64::new(0) });
+    let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });
+    let shared = Arc::new(Shared { authenticator, sequence: AtomicU64::new(0) });
     let router = Router::new().route(PATH, post(claim)).with_state(shared);
     let listener = TcpListener::bind(address).await?;
     let (_never, stop) = watch::channel(false);
@@ -93,7 +93,7 @@ fn reply(shared: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<ClaimReply
         idempotency_key: request.idempotency_key.as_str(),
         attempt: Attempt::Unknown,
     };
-    let (caller, _) = shared.gatekeeper.caller(headers, signed)?;
+    let (caller, _) = shared.authenticator.caller(headers, signed)?;
     caller.may_act_for(&request.user_id)?;
     let sequence = shared.sequence.fetch_add(1, Ordering::Relaxed) + 1;
     let claim = Claim {

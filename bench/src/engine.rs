@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use claimgate_core::archive::Archive;
-use claimgate_core::campaign::NewCampaign;
-use claimgate_core::campaigns::Known;
-use claimgate_core::gate::{BATCH_MAX, Gate};
-use claimgate_core::jobs::outbox_relay::Drain;
-use claimgate_core::ledger::Ledger;
-use claimgate_core::recovery::Recovery;
+use claimgate_core::store::sql::SqlStore;
+use claimgate_core::domain::campaign::NewCampaign;
+use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::engine::batcher::{BATCH_MAX, Gate};
+use claimgate_core::jobs::outbox_relay::OutboxRelay;
+use claimgate_core::store::redis::RedisStore;
+use claimgate_core::engine::recovery::Recovery;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::{Value, json};
 use support::sql::Sql;
@@ -44,8 +44,8 @@ pub struct Engine {
     /// Its register, past core.
     pub sql: Sql,
     gate: Arc<Gate>,
-    ledger: Arc<Ledger>,
-    archive: Archive,
+    ledger: Arc<RedisStore>,
+    archive: SqlStore,
     recovery: Arc<Recovery>,
     drain: Option<(watch::Sender<bool>, std::thread::JoinHandle<()>)>,
     _redis: RedisServer,
@@ -71,9 +71,9 @@ impl Engine {
     /// Starts a Redis and opens the register at `database_url`; the drain is off.
     pub async fn start(fsync: Fsync, database_url: &str) -> anyhow::Result<Self> {
         let redis = redis::start(fsync).await;
-        let archive = Archive::open(database_url).await?;
+        let archive = SqlStore::open(database_url).await?;
         let client = ::redis::Client::open(redis.url())?;
-        let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
+        let ledger = Arc::new(RedisStore::new(client, archive.clone(), BACKLOG_MAX));
         let recovery = Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX);
         Ok(Self {
             view: redis.view().await,
@@ -88,11 +88,11 @@ impl Engine {
     }
 
     /// Makes a campaign that is open, and brings it into Redis.
-    pub async fn campaign(&self, id: &str, limits: Value) -> anyhow::Result<Arc<Known>> {
+    pub async fn campaign(&self, id: &str, limits: Value) -> anyhow::Result<Arc<CampaignHandle>> {
         let body = json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": limits});
         let campaign = NewCampaign::parse(body.to_string().as_bytes())
             .map_err(|problem| anyhow::anyhow!("{problem:?}"))?;
-        let change = claimgate_core::archive::Change {
+        let change = claimgate_core::store::sql::Change {
             who: "bench",
             what: "create",
             at: claimgate_core::clock::now(),
@@ -106,7 +106,7 @@ impl Engine {
     /// Starts the drain.
     pub fn start_drain(&mut self) -> anyhow::Result<()> {
         let (stop, stopped) = watch::channel(false);
-        let drain = Drain {
+        let drain = OutboxRelay {
             ledger: Arc::clone(&self.ledger),
             archive: self.archive.clone(),
             campaigns: Arc::clone(&self.recovery.campaigns),
@@ -118,7 +118,7 @@ impl Engine {
     }
 
     /// Has every one of `requests` decided, as many at once as there are tasks; each must be granted.
-    pub async fn claim(&self, known: &Arc<Known>, requests: Vec<ClaimRequest>) -> anyhow::Result<Load> {
+    pub async fn claim(&self, known: &Arc<CampaignHandle>, requests: Vec<ClaimRequest>) -> anyhow::Result<Load> {
         let requests: Arc<[ClaimRequest]> = requests.into();
         let next = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
@@ -139,7 +139,7 @@ impl Engine {
     }
 
     /// Whether what was granted is what Redis and SQL have; the outbox must be empty.
-    pub async fn check(&self, known: &Known, granted: u64) -> anyhow::Result<()> {
+    pub async fn check(&self, known: &CampaignHandle, granted: u64) -> anyhow::Result<()> {
         let campaign = known.campaign();
         checks::exact(campaign.id.as_str(), granted, &self.view, &self.sql).await
     }
@@ -159,7 +159,7 @@ impl Engine {
 
 async fn claim_some(
     gate: &Gate,
-    known: &Arc<Known>,
+    known: &Arc<CampaignHandle>,
     requests: &[ClaimRequest],
     next: &AtomicUsize,
 ) -> anyhow::Result<u64> {
@@ -172,7 +172,7 @@ async fn claim_some(
 
 /// Whether a claim was granted. One whose outcome is unknown is asked for again, as every caller should: it then is
 /// granted, or met again if it had been.
-async fn claim_one(gate: &Gate, known: &Arc<Known>, request: &ClaimRequest) -> anyhow::Result<bool> {
+async fn claim_one(gate: &Gate, known: &Arc<CampaignHandle>, request: &ClaimRequest) -> anyhow::Result<bool> {
     let mut tries = TRIES;
     loop {
         let attempt = if tries == TRIES { Attempt::First } else { Attempt::Unknown };

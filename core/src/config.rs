@@ -14,12 +14,15 @@ use claimgate_shared::signature::{NamedKey, SecretKey};
 use claimgate_shared::user_token::{TokenRules, UserTokens};
 use clap::Args;
 
+use crate::credentials::{Caller, Credentials, Tokens};
 use crate::data_dir;
-use crate::gate::BATCH_MAX;
-use crate::http::auth::{Caller, Credentials, Tokens};
 
-/// Events that may wait for SQL per campaign before new claims are put off.
-const BACKLOG_DEFAULT: u64 = 1_000_000;
+/// Events that may wait for SQL per campaign before new claims are refused.
+pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
+/// How long a campaign stays in Redis after it is over.
+pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
+/// The most claims that one script call decides.
+pub const BATCH_MAX: usize = 256;
 /// The variables that name a file with a secret in it.
 pub const SECRET_FILES: [&str; 4] = [
     "CLAIMGATE_ADMIN_TOKEN_FILE",
@@ -151,11 +154,11 @@ impl Config {
                 None => half_of_memory(),
             },
             database_url: database_url(args.database_url.as_deref(), secrets.data_dir)?,
-            outbox_max: optional("CLAIMGATE_OUTBOX_MAX", args.outbox_max.as_deref(), BACKLOG_DEFAULT)?,
+            outbox_max: optional("CLAIMGATE_OUTBOX_MAX", args.outbox_max.as_deref(), OUTBOX_MAX_DEFAULT)?,
             archive_after: Duration::from_secs(optional(
                 "CLAIMGATE_ARCHIVE_AFTER_S",
                 args.archive_after_s.as_deref(),
-                86_400,
+                ARCHIVE_AFTER_DEFAULT.as_secs(),
             )?),
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
@@ -217,13 +220,18 @@ fn redis_url(text: &str) -> Result<String, ConfigError> {
 
 fn database_url(text: Option<&str>, data_dir: &Path) -> Result<String, ConfigError> {
     match text {
-        None => Ok(crate::archive::sqlite_url(&data_dir.join("claimgate.sqlite"))),
+        None => Ok(sqlite_url(&data_dir.join("claimgate.sqlite"))),
         Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => Ok(url.to_owned()),
         Some(_) => Err(wrong(
             "CLAIMGATE_DATABASE_URL",
             "must be postgres://…, or unset for SQLite in the data folder",
         )),
     }
+}
+
+/// The address of a SQLite file.
+pub fn sqlite_url(file: &Path) -> String {
+    format!("sqlite://{}?mode=rwc", file.display())
 }
 
 /// A secret from `NAME`, or from the file that `NAME_FILE` names.

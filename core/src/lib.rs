@@ -1,30 +1,19 @@
 //! claimgate's core: decides claims in Redis, and hands them through an outbox to SQL.
 //!
-//! `http` takes requests, `gate` makes batches of claims, `ledger` has Redis decide them, `jobs` move what was decided
-//! into `archive` and look after campaigns. Each only knows the next.
+//! `cli`, `http` and `jobs` call the `engine`, which calls `store::redis` and `store::sql`; both stores speak of what
+//! `domain` defines. Nothing calls up: `tests` of this crate read the imports.
 
-pub mod app;
-pub mod archive;
-pub mod archived;
-pub mod campaign;
-pub mod campaigns;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod credentials;
 pub mod data_dir;
 pub mod doctor;
+pub mod domain;
 pub mod engine;
-pub mod foreign;
-pub mod gate;
 pub mod http;
 pub mod jobs;
-pub mod ledger;
-pub mod lock;
 pub mod metrics;
-pub mod notices;
-pub mod reconcile;
-pub mod recovery;
-pub mod serve;
-pub mod serving;
-pub mod sold_out;
+pub mod server;
 pub mod step;
+pub mod store;

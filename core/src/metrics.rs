@@ -3,24 +3,21 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use claimgate_shared::Outcome;
 use metrics::{
     Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 pub use metrics_exporter_prometheus::PrometheusHandle;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-use crate::gate::Decision;
-use crate::ledger::LedgerError;
 
 const DECISIONS: &str = "claimgate_decisions_total";
 const DECISION_SECONDS: &str = "claimgate_decision_seconds";
-const FROM_MEMORY: &str = "claimgate_sold_out_from_memory_total";
+const FROM_CACHE: &str = "claimgate_sold_out_cached_total";
 const BATCH_CLAIMS: &str = "claimgate_batch_claims";
 const OUTBOX_EVENTS: &str = "claimgate_outbox_events";
 const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
-const DRAINED: &str = "claimgate_drained_events_total";
-const POISON: &str = "claimgate_poison_entries_total";
+const RELAYED: &str = "claimgate_relayed_events_total";
+const DEAD_LETTERS: &str = "claimgate_dead_letters_total";
 const DELETED: &str = "claimgate_deleted_entries_total";
 const LOST: &str = "claimgate_lost_events_total";
 const UP: &str = "claimgate_up";
@@ -43,7 +40,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         Unit::Seconds,
         "From a claim's arrival at its lane to its decision"
     );
-    describe_counter!(FROM_MEMORY, "Of the claims refused as sold out: those for which Redis was not asked");
+    describe_counter!(FROM_CACHE, "Of the claims refused as sold out: those for which Redis was not asked");
     describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
     describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events that wait for SQL, by campaign");
     describe_gauge!(
@@ -51,8 +48,8 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         Unit::Seconds,
         "Age of the oldest entry in any outbox: it rises while SQL hears of nothing"
     );
-    describe_counter!(DRAINED, "Events committed to SQL");
-    describe_counter!(POISON, "Outbox entries that no core has written");
+    describe_counter!(RELAYED, "Events committed to SQL");
+    describe_counter!(DEAD_LETTERS, "Outbox entries that no core has written");
     describe_counter!(DELETED, "Outbox entries that somebody deleted before SQL had heard of them");
     describe_counter!(
         LOST,
@@ -73,37 +70,25 @@ pub fn batch(claims: usize) {
 /// Looked up once, since each claim comes by; first used after the recorder was installed.
 static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION_SECONDS));
 
-/// A decision, `None` when the claim was put off, after so long.
-pub fn decided(decision: Option<&Decision>, after: Duration) {
-    let result = match decision.map(|decision| &decision.outcome) {
-        Some(Outcome::Granted(_)) => "granted",
-        Some(Outcome::Held(_)) => "held",
-        Some(Outcome::Replayed(_)) => "replayed",
-        Some(Outcome::Denied(denial)) => denial.code().as_str(),
-        None => "put_off",
-    };
+/// A claim decided, or refused untried, after this long; `result` is the decision's name.
+pub fn decided(result: &'static str, after: Duration) {
     counter!(DECISIONS, "result" => result).increment(1);
     DECIDED_AFTER.record(after);
 }
 
-/// A claim refused as sold out, for which Redis was not asked.
-pub fn from_memory() {
-    counter!(FROM_MEMORY).increment(1);
+/// A claim denied as sold out from the cache, without a call to Redis.
+pub fn sold_out_from_cache() {
+    counter!(FROM_CACHE).increment(1);
 }
 
-/// A claim on which Redis gave no decision.
-pub fn undecided(error: &LedgerError) {
-    let result = match error {
-        LedgerError::NotReady(_) => "not_ready",
-        LedgerError::OutOfMemory(_) => "out_of_memory",
-        LedgerError::Unavailable(_) | LedgerError::Register(_) | LedgerError::Malformed(_) => "unavailable",
-    };
-    counter!(DECISIONS, "result" => result).increment(1);
+/// A claim on which Redis gave no decision, and why.
+pub fn undecided(reason: &'static str) {
+    counter!(DECISIONS, "result" => reason).increment(1);
 }
 
 /// Events committed to SQL.
-pub fn drained(events: u64) {
-    counter!(DRAINED).increment(events);
+pub fn relayed(events: u64) {
+    counter!(RELAYED).increment(events);
 }
 
 /// The oldest entry of all outboxes is so old; zero when there is none.
@@ -117,9 +102,9 @@ pub fn outbox_events(campaign: &str, events: u64) {
     gauge!(OUTBOX_EVENTS, "campaign" => campaign.to_owned()).set(events as f64);
 }
 
-/// An entry in an outbox that no core has written.
-pub fn poison(entries: u64) {
-    counter!(POISON).increment(entries);
+/// A malformed outbox entry became a dead letter.
+pub fn dead_letter() {
+    counter!(DEAD_LETTERS).increment(1);
 }
 
 /// An outbox entry that was deleted before it was relayed.

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use claimgate_shared::campaign::Switch;
+use claimgate_shared::campaign::AdminState;
 use claimgate_shared::window::Position;
 use claimgate_shared::{CampaignId, CampaignState, Code, Problem, Timestamp};
 use worker::js_sys::Math;
@@ -86,7 +86,7 @@ impl Snapshot {
     /// The view with its clock moved on to `now`, and the state that goes with that.
     pub fn view_at(&self, now: Timestamp) -> View {
         let server_time = self.server_time(now);
-        let by_clock = || CampaignState::at(server_time, Switch::On, self.view.window, self.view.remaining);
+        let by_clock = || CampaignState::at(server_time, AdminState::On, self.view.window, self.view.remaining);
         View {
             state: match &self.view.state {
                 State::Known(CampaignState::Scheduled | CampaignState::Open | CampaignState::SoldOut) => {

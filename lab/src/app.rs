@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_core::archive::Archive;
-use claimgate_core::ledger::Ledger;
-use claimgate_core::lock::{Lease, Owner};
+use claimgate_core::store::sql::SqlStore;
+use claimgate_core::store::redis::RedisStore;
+use claimgate_core::store::redis::lease::{Lease, Owner};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
@@ -43,7 +43,7 @@ pub struct App {
     pub addresses: Addresses,
     /// Which of the servers it is.
     pub number: usize,
-    lock_ledger: OnceCell<Arc<Ledger>>,
+    lock_ledger: OnceCell<Arc<RedisStore>>,
     /// claimgate, where that is the strategy.
     pub product: OnceCell<Product>,
 }
@@ -85,10 +85,10 @@ impl App {
     }
 
     /// Locks never ask the register, so one in memory will do: a holder that is killed leaves no file behind.
-    async fn open_lock_ledger(&self) -> Result<Arc<Ledger>> {
-        let archive = Archive::open("sqlite::memory:").await.map_err(StockError::set_up)?;
+    async fn open_lock_ledger(&self) -> Result<Arc<RedisStore>> {
+        let archive = SqlStore::open("sqlite::memory:").await.map_err(StockError::set_up)?;
         let client = ::redis::Client::open(self.addresses.redis.as_str())?;
-        Ok(Arc::new(Ledger::new(client, archive, BACKLOG_MAX)))
+        Ok(Arc::new(RedisStore::new(client, archive, BACKLOG_MAX)))
     }
 
     /// Closes what does not close by itself.

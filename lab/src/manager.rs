@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use claimgate_core::gate::GateError;
-use claimgate_core::ledger::LedgerError;
-use claimgate_core::lock::LockError;
+use claimgate_core::engine::batcher::BatcherError;
+use claimgate_core::store::redis::RedisStoreError;
+use claimgate_core::store::redis::lease::LeaseError;
 use tokio::time::Instant;
 
-use crate::app::{Addresses, App};
+use crate::engine::app::{Addresses, App};
 
 /// One try to take something.
 #[derive(Debug, Clone)]
@@ -84,20 +84,20 @@ pub enum StockError {
     Sql(#[from] sqlx::Error),
     /// claimgate's way to Redis.
     #[error("claimgate: {0}")]
-    Ledger(#[from] LedgerError),
+    RedisStore(#[from] RedisStoreError),
     /// claimgate's gate.
     #[error("claimgate: {0}")]
-    Gate(#[from] GateError),
+    Gate(#[from] BatcherError),
     /// Anything that only setting up can meet.
     #[error("setting up: {0}")]
     SetUp(String),
 }
 
-impl From<LockError> for StockError {
-    fn from(error: LockError) -> Self {
+impl From<LeaseError> for StockError {
+    fn from(error: LeaseError) -> Self {
         match error {
-            LockError::Taken => Self::TimedOut,
-            LockError::Ledger(error) => Self::Ledger(error),
+            LeaseError::Taken => Self::TimedOut,
+            LeaseError::RedisStore(error) => Self::RedisStore(error),
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Limits {
 /// What an admin has set by hand, apart from the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Switch {
+pub enum AdminState {
     /// Claims are judged by the window and the limits.
     On,
     /// No claims until resumed.
@@ -57,14 +57,14 @@ pub enum CampaignState {
 
 impl CampaignState {
     /// The state at `now`, in the order in which the rules refuse: by hand, window, total.
-    pub fn at(now: Timestamp, switch: Switch, window: Window, remaining: Option<u32>) -> Self {
-        match (switch, window.position(now)) {
-            (Switch::Ended, _) => Self::Ended,
-            (Switch::Paused, _) => Self::Paused,
-            (Switch::On, Position::Before) => Self::Scheduled,
-            (Switch::On, Position::After) => Self::Ended,
-            (Switch::On, Position::Inside) if remaining == Some(0) => Self::SoldOut,
-            (Switch::On, Position::Inside) => Self::Open,
+    pub fn at(now: Timestamp, admin_state: AdminState, window: Window, remaining: Option<u32>) -> Self {
+        match (admin_state, window.position(now)) {
+            (AdminState::Ended, _) => Self::Ended,
+            (AdminState::Paused, _) => Self::Paused,
+            (AdminState::On, Position::Before) => Self::Scheduled,
+            (AdminState::On, Position::After) => Self::Ended,
+            (AdminState::On, Position::Inside) if remaining == Some(0) => Self::SoldOut,
+            (AdminState::On, Position::Inside) => Self::Open,
         }
     }
 }
@@ -114,12 +114,12 @@ mod tests {
         let at = |ms| Timestamp::from_ms(ms).unwrap();
         let window = Window::new(at(10), Some(at(20))).unwrap();
         let state = |now, switch, left| CampaignState::at(at(now), switch, window, left);
-        assert_eq!(state(5, Switch::Paused, Some(0)), CampaignState::Paused);
-        assert_eq!(state(25, Switch::Ended, Some(1)), CampaignState::Ended);
-        assert_eq!(state(5, Switch::On, Some(0)), CampaignState::Scheduled);
-        assert_eq!(state(15, Switch::On, Some(0)), CampaignState::SoldOut);
-        assert_eq!(state(15, Switch::On, None), CampaignState::Open);
-        assert_eq!(state(20, Switch::On, None), CampaignState::Ended);
+        assert_eq!(state(5, AdminState::Paused, Some(0)), CampaignState::Paused);
+        assert_eq!(state(25, AdminState::Ended, Some(1)), CampaignState::Ended);
+        assert_eq!(state(5, AdminState::On, Some(0)), CampaignState::Scheduled);
+        assert_eq!(state(15, AdminState::On, Some(0)), CampaignState::SoldOut);
+        assert_eq!(state(15, AdminState::On, None), CampaignState::Open);
+        assert_eq!(state(20, AdminState::On, None), CampaignState::Ended);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use claimgate_core::archive::Archive;
-use claimgate_core::ledger::Ledger;
-use claimgate_core::lock::{LockError, Owner};
+use claimgate_core::store::sql::SqlStore;
+use claimgate_core::store::redis::RedisStore;
+use claimgate_core::store::redis::lease::{LeaseError, Owner};
 use redis::Client;
 use support::inspect::key;
 use support::{RedisServer, RedisView};
@@ -19,24 +19,24 @@ const LEASE: Duration = Duration::from_millis(600);
 /// A Redis, and as many owners as a test wants.
 struct Locks {
     server: RedisServer,
-    archive: Archive,
+    archive: SqlStore,
     _folder: TempDir,
 }
 
 impl Locks {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let url = claimgate_core::archive::sqlite_url(&folder.path().join("register.sqlite"));
+        let url = claimgate_core::store::sql::sqlite_url(&folder.path().join("register.sqlite"));
         Self {
             server: RedisServer::start().await,
-            archive: Archive::open(&url).await.unwrap(),
+            archive: SqlStore::open(&url).await.unwrap(),
             _folder: folder,
         }
     }
 
     fn owner(&self) -> Owner {
         let client = Client::open(self.server.url()).unwrap();
-        Owner::new(Arc::new(Ledger::new(client, self.archive.clone(), 1000))).unwrap()
+        Owner::new(Arc::new(RedisStore::new(client, self.archive.clone(), 1000))).unwrap()
     }
 
     async fn redis(&self) -> RedisView {
@@ -44,8 +44,8 @@ impl Locks {
     }
 }
 
-fn is_taken<T>(result: &Result<T, LockError>) -> bool {
-    matches!(result, Err(LockError::Taken))
+fn is_taken<T>(result: &Result<T, LeaseError>) -> bool {
+    matches!(result, Err(LeaseError::Taken))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

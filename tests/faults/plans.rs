@@ -1,6 +1,6 @@
 //! How both databases go about every statement over claims: by an index, whatever else the table holds.
 
-use claimgate_core::archive::{Archive, sqlite_url, statements};
+use claimgate_core::store::sql::{SqlStore, sqlite_url, statements};
 use sqlx::{AnyPool, AssertSqlSafe, Row as _};
 use support::postgres::Postgres;
 use support::sql::{Claims, Sql};
@@ -28,7 +28,7 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
 
 /// A register with claims of many campaigns.
 async fn filled(url: &str) -> AnyPool {
-    Archive::open(url).await.expect("the register").close().await;
+    SqlStore::open(url).await.expect("the register").close().await;
     let sql = Sql::open(url);
     for campaign in 0..CAMPAIGNS {
         let id = format!("c{campaign}");

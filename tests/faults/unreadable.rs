@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use claimgate_core::archive::{Archive, Change, sqlite_url};
-use claimgate_core::campaign::{NewCampaign, Reached};
-use claimgate_core::ledger::events::{Entry, Event};
-use claimgate_core::ledger::record::Record;
+use claimgate_core::store::sql::{SqlStore, Change, sqlite_url};
+use claimgate_core::domain::campaign::{NewCampaign, Reached};
+use claimgate_core::store::redis::outbox::{Entry, Event};
+use claimgate_core::domain::claim_record::Record;
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
 use futures_util::future::join_all;
 use serde_json::json;
@@ -21,7 +21,7 @@ use crate::tally::Row;
 
 /// A register of either database, and what it stands on.
 struct Register {
-    archive: Archive,
+    archive: SqlStore,
     campaign: CampaignId,
     _folder: TempDir,
     postgres: Option<Postgres>,
@@ -30,7 +30,7 @@ struct Register {
 impl Register {
     /// With one campaign, at epoch 1 and without limits.
     async fn open(url: &str, folder: TempDir, postgres: Option<Postgres>) -> Self {
-        let archive = Archive::open(url).await.unwrap();
+        let archive = SqlStore::open(url).await.unwrap();
         let body = json!({"id": "demo", "name": "demo", "starts_at": from_now(-60), "limits": {}});
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
@@ -52,14 +52,14 @@ impl Register {
     }
 }
 
-/// One grant, decided under `total_then` (none: without a limit) as the `taken_after`th unit.
-fn grant(epoch: u64, total_then: Option<u64>, taken_after: u64) -> Entry {
+/// One grant, decided under `limit_at_decision` (none: without a limit) as the `cumulative_taken`th unit.
+fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> Entry {
     let claim = Record {
         digest: [7; 16],
         status: ClaimStatus::Granted,
         revision: 1,
         quantity: 1,
-        sequence: taken_after,
+        sequence: cumulative_taken,
         claimed_at: Timestamp::from_ms(1_750_000_000_000).unwrap(),
         expires_at: None,
         day: 20_000,
@@ -68,10 +68,10 @@ fn grant(epoch: u64, total_then: Option<u64>, taken_after: u64) -> Entry {
         user: "alice".parse().unwrap(),
         updated_at: claim.claimed_at,
         claim,
-        total_then,
-        taken_after: Some(taken_after),
+        limit_at_decision,
+        cumulative_taken: Some(cumulative_taken),
     };
-    Entry { id: format!("1-{taken_after}"), epoch, count: taken_after, events: vec![event] }
+    Entry { id: format!("1-{cumulative_taken}"), epoch, count: cumulative_taken, events: vec![event] }
 }
 
 /// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the

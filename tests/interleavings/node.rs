@@ -7,10 +7,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{Method, Request};
-use claimgate_core::archive::Archive;
+use claimgate_core::store::sql::SqlStore;
 use claimgate_core::engine::{Engine, Settings};
 use claimgate_core::http;
-use claimgate_core::http::auth::{Caller, Credentials, Gatekeeper, Tokens};
+use claimgate_core::http::auth::{Caller, Credentials, Authenticator, Tokens};
 use claimgate_core::jobs::refresher::Refresher;
 use claimgate_core::metrics;
 use claimgate_shared::CampaignId;
@@ -54,7 +54,7 @@ impl Reply {
 
 impl Node {
     /// A core that has just started, under the name `core_id`.
-    pub fn start(redis_url: &str, archive: &Archive, core_id: &str) -> Self {
+    pub fn start(redis_url: &str, archive: &SqlStore, core_id: &str) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().expect("one recorder")).clone();
         let mut tokens = Tokens::default();
@@ -67,7 +67,7 @@ impl Node {
             core_id: core_id.to_owned(),
             batch_max: 256,
             concurrency_max: 1000,
-            gatekeeper: Gatekeeper::new(Credentials { tokens, edge_keys: Vec::new() }),
+            authenticator: Authenticator::new(Credentials { tokens, edge_keys: Vec::new() }),
             metrics,
         });
         let engine = engine.expect("a Redis address");

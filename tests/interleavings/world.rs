@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use claimgate_core::archive::{Archive, sqlite_url};
+use claimgate_core::store::sql::{SqlStore, sqlite_url};
 use support::postgres::Postgres;
 use support::sql::Sql;
 use support::{RedisServer, RedisView};
@@ -24,7 +24,7 @@ pub struct World {
     pub sql: Sql,
     server: RedisServer,
     /// One pool of connections for each core.
-    archives: [Archive; 2],
+    archives: [SqlStore; 2],
     campaigns: AtomicUsize,
     _folder: TempDir,
     _postgres: Option<Postgres>,
@@ -42,7 +42,7 @@ impl World {
                 (postgres.database("claimgate").await, Some(postgres))
             }
         };
-        let archive = Archive::open(&url).await.expect("SQL opens");
+        let archive = SqlStore::open(&url).await.expect("SQL opens");
         let archives = [archive.reopen().expect("SQL opens"), archive];
         Self {
             redis: server.view().await,

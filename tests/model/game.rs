@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
 use std::ops::RangeInclusive;
 
-use claimgate_core::recovery::Recovered;
+use claimgate_core::engine::recovery::Recovered;
 
 use super::chance::Chance;
 use super::compare;
@@ -112,7 +112,7 @@ impl Game {
                 self.system.change(&self.model.rules).await
             }
             Operation::Sweep => self.sweep(Recovered::Ready).await,
-            Operation::Drain => self.drain().await,
+            Operation::OutboxRelay => self.drain().await,
             Operation::DrainCut(looks) => {
                 self.sweep(Recovered::Ready).await?;
                 self.kept_exactly = false;

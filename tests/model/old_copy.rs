@@ -1,6 +1,6 @@
 //! An old copy of Redis that lacks no grant, only what became of claims later.
 
-use claimgate_core::recovery::Recovered;
+use claimgate_core::engine::recovery::Recovered;
 use jiff::tz::TimeZone;
 
 use super::operations::Ask;

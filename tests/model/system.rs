@@ -4,14 +4,14 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_core::archive::{Archive, Change, Changed, ClaimCursor, ClaimRow, sqlite_url};
-use claimgate_core::campaign::{Campaign, NewCampaign};
-use claimgate_core::campaigns::Known;
-use claimgate_core::gate::{Decision, Gate, GateError};
-use claimgate_core::jobs::outbox_relay::Drain;
-use claimgate_core::ledger::scripts::Counters;
-use claimgate_core::ledger::{Ledger, Settlement as CoreSettlement};
-use claimgate_core::recovery::{Recovered, Recovery};
+use claimgate_core::store::sql::{SqlStore, Change, Changed, ClaimCursor, ClaimRow, sqlite_url};
+use claimgate_core::domain::campaign::{Campaign, NewCampaign};
+use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::engine::batcher::{Decision, Gate, BatcherError};
+use claimgate_core::jobs::outbox_relay::OutboxRelay;
+use claimgate_core::store::redis::scripts::Counters;
+use claimgate_core::store::redis::{RedisStore, Settlement as CoreSettlement};
+use claimgate_core::engine::recovery::{Recovered, Recovery};
 use claimgate_shared::campaign::Switch as CoreSwitch;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
 use futures_util::future::{join, join_all};
@@ -38,7 +38,7 @@ const BACKLOG_MAX: u64 = 1_000_000;
 pub struct System {
     pub clock: FrozenClock,
     redis: RedisServer,
-    archive: Archive,
+    archive: SqlStore,
     core: Core,
     copied: Vec<(String, Vec<u8>)>,
     _folder: TempDir,
@@ -47,20 +47,20 @@ pub struct System {
 /// What core forgets when it is killed.
 #[derive(Debug)]
 struct Core {
-    ledger: Arc<Ledger>,
+    ledger: Arc<RedisStore>,
     gate: Gate,
     recovery: Arc<Recovery>,
-    known: Arc<Known>,
+    known: Arc<CampaignHandle>,
 }
 
 impl Core {
-    fn start(redis: &RedisServer, archive: &Archive, campaign: Campaign) -> Self {
+    fn start(redis: &RedisServer, archive: &SqlStore, campaign: Campaign) -> Self {
         let client = redis::Client::open(redis.url()).expect("a Redis address");
-        let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
+        let ledger = Arc::new(RedisStore::new(client, archive.clone(), BACKLOG_MAX));
         let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX));
         let known = recovery.campaigns.learn(campaign);
         Self {
-            gate: Gate::new(Arc::clone(&ledger), claimgate_core::gate::BATCH_MAX),
+            gate: Gate::new(Arc::clone(&ledger), claimgate_core::engine::batcher::BATCH_MAX),
             ledger,
             recovery,
             known,
@@ -69,7 +69,7 @@ impl Core {
 
     /// Claims. All as first tries, whatever they are: so they are refused from memory wherever that is possible, and what one
     /// core alone remembers is to be right for retries, too.
-    async fn claim(&self, request: &ClaimRequest) -> Result<Decision, GateError> {
+    async fn claim(&self, request: &ClaimRequest) -> Result<Decision, BatcherError> {
         self.gate.claim(&self.known, request, Attempt::First).await
     }
 }
@@ -80,7 +80,7 @@ impl System {
         let clock = FrozenClock::at(begins_at);
         let redis = RedisServer::start_with(&[], &clock.environment()).await;
         let folder = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary folder");
-        let archive = Archive::open(&sqlite_url(&folder.path().join("claimgate.sqlite"))).await;
+        let archive = SqlStore::open(&sqlite_url(&folder.path().join("claimgate.sqlite"))).await;
         let archive = archive.expect("SQL opens");
         let campaign = new_campaign(rules);
         archive.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
@@ -197,7 +197,7 @@ impl System {
 
     fn start_drain(&self) -> (watch::Sender<bool>, JoinHandle<()>) {
         let (stop, stopped) = watch::channel(false);
-        let drain = Drain {
+        let drain = OutboxRelay {
             ledger: Arc::clone(&self.core.ledger),
             archive: self.archive.clone(),
             campaigns: Arc::clone(&self.core.recovery.campaigns),

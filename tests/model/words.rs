@@ -1,7 +1,7 @@
 //! Core's words in the model's.
 
-use claimgate_core::gate::Decision;
-use claimgate_core::ledger::record::Record;
+use claimgate_core::engine::batcher::Decision;
+use claimgate_core::domain::claim_record::Record;
 use claimgate_shared::{Claim as CoreClaim, ClaimStatus, Denial, Outcome, Timestamp};
 
 use super::reference::{Answer, Claim, Left, Status, View};

@@ -88,7 +88,7 @@ defect loader_not_fenced lua/load.lua '  if f[1] ~= token then return true end
 defect older_token_suspends lua/suspend.lua \
     "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
 defect evicted_suspended_again core/src/archive/campaigns.rs \
-    'WHERE id = $1 AND archived_at IS NULL RETURNING *' 'WHERE id = $1 RETURNING *' interleavings regressions
+    'WHERE id = $1 AND evicted_at IS NULL RETURNING *' 'WHERE id = $1 RETURNING *' interleavings regressions
 defect epoch_raised_by_a_late_loader core/src/archive/campaigns.rs \
     'AND epoch = $5 AND token = $6 RETURNING' 'AND epoch = $5 AND $6 >= 0 RETURNING' interleavings regressions
 defect keys_dropped_unguarded lua/drop.lua \

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use claimgate_core::archive::{Archive, Change, sqlite_url};
-use claimgate_core::campaign::NewCampaign;
-use claimgate_core::campaigns::Known;
-use claimgate_core::gate::{BATCH_MAX, Gate};
-use claimgate_core::ledger::Ledger;
-use claimgate_core::recovery::Recovery;
+use claimgate_core::store::sql::{SqlStore, Change, sqlite_url};
+use claimgate_core::domain::campaign::NewCampaign;
+use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::engine::batcher::{BATCH_MAX, Gate};
+use claimgate_core::store::redis::RedisStore;
+use claimgate_core::engine::recovery::Recovery;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
 use support::times::from_now;
@@ -28,15 +28,15 @@ struct World {
 impl World {
     async fn start(folder: &std::path::Path) -> Self {
         let redis = RedisServer::start().await;
-        let archive = Archive::open(&sqlite_url(&folder.join("claimgate.sqlite"))).await.unwrap();
+        let archive = SqlStore::open(&sqlite_url(&folder.join("claimgate.sqlite"))).await.unwrap();
         let client = redis::Client::open(redis.url()).unwrap();
-        let ledger = Arc::new(Ledger::new(client, archive.clone(), 1_000_000));
+        let ledger = Arc::new(RedisStore::new(client, archive.clone(), 1_000_000));
         let gate = Gate::new(Arc::clone(&ledger), BATCH_MAX);
         let recovery = Recovery::new(ledger, archive, Duration::MAX);
         Self { gate, recovery, _redis: redis }
     }
 
-    async fn campaign(&self, id: &str) -> Arc<Known> {
+    async fn campaign(&self, id: &str) -> Arc<CampaignHandle> {
         let body = json!({"id": id, "name": id, "starts_at": from_now(-60), "limits": {"total": 1_000_000}});
         let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
@@ -46,7 +46,7 @@ impl World {
         known
     }
 
-    async fn wins(&self, known: &Arc<Known>, user: &str) {
+    async fn wins(&self, known: &Arc<CampaignHandle>, user: &str) {
         let body = claim_body(known.campaign().id.as_str(), user, "k", 1).to_string();
         let request = ClaimRequest::parse(body.as_bytes()).unwrap();
         let decision = self.gate.claim(known, &request, Attempt::First).await.unwrap();

@@ -49,7 +49,7 @@ impl Claims<'_> {
         let Self { campaign, count } = self;
         format!(
             "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
-             claimed_at, expires_at, updated_at, total_then, taken_after) \
+             claimed_at, expires_at, updated_at, limit_at_decision, cumulative_taken) \
              WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) \
              SELECT '{campaign}.u' || CAST(i / 2 AS TEXT) || '.000' || CAST(100000000000000000 + i AS TEXT) || 'A', \
              '{campaign}', 'u' || CAST(i / 2 AS TEXT), 1, 'granted', 1, 1, i, 20000, 1750000000000 + i, NULL, \

@@ -1,6 +1,6 @@
 //! The drain alone: an outbox filled while it was off, then moved into SQL.
 
-use claimgate_core::archive::sqlite_url;
+use claimgate_core::store::sql::sqlite_url;
 use support::postgres::Postgres;
 use tempfile::TempDir;
 

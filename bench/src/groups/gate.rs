@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use claimgate_core::archive::sqlite_url;
-use claimgate_core::campaigns::Known;
+use claimgate_core::store::sql::sqlite_url;
+use claimgate_core::engine::handle::CampaignHandle;
 use tempfile::TempDir;
 
 use super::Group;
@@ -150,7 +150,7 @@ async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Res
 async fn load(
     session: &mut Session,
     engine: &Engine,
-    known: &Arc<Known>,
+    known: &Arc<CampaignHandle>,
     mut uuids: Uuids,
     count: usize,
 ) -> anyhow::Result<InProcess> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use claimgate_core::archive::sqlite_url;
+use claimgate_core::store::sql::sqlite_url;
 use support::RedisView;
 use support::inspect::key;
 use tempfile::TempDir;

@@ -9,7 +9,7 @@ use super::client::CallError;
 use super::table;
 use crate::config::{Config, ServeArgs};
 use crate::doctor::Setup;
-use crate::foreign::{ForeignError, SERVED_WITHIN, export_and_drop};
+use crate::engine::foreign::{ForeignError, SERVED_WITHIN, export_and_drop};
 
 /// `claimgate drop-foreign`
 #[derive(Debug, Args)]
@@ -37,7 +37,7 @@ impl DropForeignArgs {
         table::progress(&format!("waiting {} s for any core that serves it …", SERVED_WITHIN.as_secs()));
         let done = export_and_drop((redis_url, &config.database_url), &self.campaign, &self.export).await;
         let claims = done.map_err(|error| match error {
-            ForeignError::Ledger(_) | ForeignError::Archive(_) => CallError::Unavailable(error.to_string()),
+            ForeignError::Redis(_) | ForeignError::Sql(_) => CallError::Unavailable(error.to_string()),
             ForeignError::File(error) => CallError::Usage(format!("{}: {error}", self.export.display())),
             error => CallError::NotDone(error.to_string()),
         })?;

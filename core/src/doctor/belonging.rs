@@ -5,7 +5,7 @@ use redis::{AsyncCommands as _, AsyncIter, Client};
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::{Database, Finding, Setup, WAIT, database};
-use crate::ledger::keys;
+use crate::store::redis::keys;
 
 /// Campaigns of Redis that are compared with the database.
 const CAMPAIGNS_MAX: usize = 1000;

@@ -14,7 +14,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::ledger::embedded;
+use crate::store::redis::managed;
 
 /// The longest that Redis, or the database, is waited for in all.
 const WAIT: Duration = Duration::from_secs(5);
@@ -113,7 +113,7 @@ impl Setup {
         let redis = match &config.redis_url {
             Some(url) => Redis::Given { url: url.clone() },
             None => Redis::Own {
-                url: embedded::url(&config.data_dir, &config.redis_password),
+                url: managed::url(&config.data_dir, &config.redis_password),
                 maxmemory_bytes: config.redis_maxmemory_bytes,
             },
         };

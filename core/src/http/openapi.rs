@@ -3,29 +3,30 @@
 use axum::http::StatusCode;
 use utoipa::OpenApi;
 
-use super::exchange::{Answer, json};
-use super::{admin, claims};
+use super::error::ApiResult;
+use super::extract::json;
+use super::{admin, internal};
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "claimgate core", description = "Decides claims, exactly up to their limits."),
     paths(
-        claims::claim,
-        claims::look_up,
-        claims::confirm,
-        claims::give_back,
-        claims::campaign,
-        admin::create,
-        admin::list,
-        admin::get,
-        admin::update,
-        admin::pause,
-        admin::resume,
-        admin::end,
-        admin::warm_up,
-        admin::compare,
-        admin::repair,
-        admin::claims,
+        internal::claims::claim,
+        internal::claims::look_up,
+        internal::claims::confirm,
+        internal::claims::return_units,
+        internal::campaigns::show,
+        admin::campaigns::create,
+        admin::campaigns::list,
+        admin::campaigns::show,
+        admin::campaigns::update,
+        admin::campaigns::pause,
+        admin::campaigns::resume,
+        admin::campaigns::end,
+        admin::campaigns::warm_up,
+        admin::reconciliation::compare,
+        admin::reconciliation::repair,
+        admin::claims::list,
     ),
     tags(
         (name = "internal", description = "For the edge (signed) and back ends (API token)"),
@@ -34,6 +35,6 @@ use super::{admin, claims};
 )]
 struct Document;
 
-pub(super) async fn document() -> Answer {
+pub(super) async fn document() -> ApiResult {
     json(StatusCode::OK, &Document::openapi())
 }

@@ -4,30 +4,28 @@
 //! event raises one claim's revision by one, so the sums tell exactly how much is missing. Nothing is repaired here: rows
 //! may be missing because somebody has deleted them.
 
-use std::sync::Arc;
-
 use tokio::sync::watch;
 
-use crate::app::App;
-use crate::archive::ArchiveError;
-use crate::campaigns::Known;
-use crate::ledger::LedgerError;
+use crate::engine::Engine;
+use crate::engine::handle::CampaignHandle;
 use crate::metrics;
+use crate::store::redis::RedisStoreError;
+use crate::store::sql::SqlError;
 
 /// Why a campaign could not be compared.
 #[derive(Debug, thiserror::Error)]
 enum CompareError {
     #[error(transparent)]
-    Ledger(#[from] LedgerError),
+    Redis(#[from] RedisStoreError),
     #[error(transparent)]
-    Archive(#[from] ArchiveError),
+    Sql(#[from] SqlError),
 }
 
 /// Compares all campaigns whenever `returns` changes.
-pub(super) async fn look_for(app: &App, mut returns: watch::Receiver<u64>) {
+pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>) {
     while returns.changed().await.is_ok() {
-        for known in app.campaigns.all() {
-            if let Err(error) = compare(app, &known).await {
+        for handle in engine.registry.all() {
+            if let Err(error) = compare(engine, &handle).await {
                 // When it is back, all are compared again.
                 tracing::warn!(%error, "not looked for rows that SQL may have lost");
                 break;
@@ -36,12 +34,13 @@ pub(super) async fn look_for(app: &App, mut returns: watch::Receiver<u64>) {
     }
 }
 
-async fn compare(app: &App, known: &Arc<Known>) -> Result<(), CompareError> {
-    let id = known.campaign().id.clone();
-    let survey = app.ledger.survey(std::slice::from_ref(known)).await?;
+async fn compare(engine: &Engine, handle: &CampaignHandle) -> Result<(), CompareError> {
+    let campaign = handle.campaign();
+    let id = &campaign.id;
+    let survey = engine.sync.redis.survey(&[handle.target(&campaign)]).await?;
     let Some(look) = survey.looks.first().filter(|look| look.ready) else { return Ok(()) };
     // Asked after Redis, SQL can only have come further.
-    let totals = app.archive.totals(&id).await?;
+    let totals = engine.sync.sql.totals(id).await?;
     let lost = look.revisions.saturating_sub(look.backlog + totals.revisions);
     if lost > 0 {
         metrics::lost_events(lost);

@@ -14,11 +14,14 @@ use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::Backoff;
-use crate::campaigns::{Campaigns, Known};
-use crate::ledger::survey::{Look, Survey};
-use crate::ledger::{Ledger, LedgerError};
+use crate::domain::not_ready::NotReadyReason;
+use crate::engine::handle::CampaignHandle;
+use crate::engine::recovery::{Recovered, Recovery, RecoveryError};
+use crate::engine::registry::CampaignRegistry;
+use crate::engine::sync::{CampaignSync, SyncError};
 use crate::metrics;
-use crate::recovery::{Recovered, Recovery, RecoveryError};
+use crate::store::redis::RedisStoreError;
+use crate::store::redis::survey::{Look, Survey};
 
 /// How often some campaigns are looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -57,7 +60,7 @@ pub struct Maintenance {
     holds: Holds,
     sweeps: JoinSet<(CampaignId, Result<(), WorkError>)>,
     /// Campaigns yet to be looked at in this round.
-    round: Vec<Arc<Known>>,
+    round: Vec<Arc<CampaignHandle>>,
     looks_a_tick: usize,
     /// Whether the last look failed.
     blind: bool,
@@ -73,7 +76,7 @@ enum WorkError {
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
     #[error(transparent)]
-    Ledger(#[from] LedgerError),
+    Sync(#[from] SyncError),
     #[error("not done in time")]
     Slow,
     #[error("its task broke off: {0}")]
@@ -94,11 +97,11 @@ impl Holds {
     /// Holds of `id` fall due at `at`; the earliest counts.
     fn expect(&mut self, id: CampaignId, at: Instant) {
         let at = self.pauses.get(&id).map_or(at, |pause| at.max(*pause));
-        if let Some(known) = self.at.get(&id) {
-            if *known <= at {
+        if let Some(handle) = self.at.get(&id) {
+            if *handle <= at {
                 return;
             }
-            self.due.remove(&(*known, id.clone()));
+            self.due.remove(&(*handle, id.clone()));
         }
         self.at.insert(id.clone(), at);
         self.due.insert((at, id));
@@ -153,13 +156,13 @@ impl Maintenance {
     async fn look_after_all(&mut self) {
         // The gauge is there from the start, whether there is a campaign or not.
         metrics::outbox_lag(Duration::ZERO);
-        let campaigns = Arc::clone(&self.recovery.campaigns);
+        let campaigns = Arc::clone(&self.recovery.registry);
         let notices = campaigns.notices();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut tick = 0;
         loop {
-            for id in notices.trouble.take() {
+            for id in notices.maintenance.take() {
                 self.admit(id);
             }
             for id in notices.holds.take() {
@@ -173,7 +176,7 @@ impl Maintenance {
                     let looked = self.look(tick).await;
                     self.tell_blindness(&looked);
                 }
-                () = notices.trouble.arrived() => {}
+                () = notices.maintenance.arrived() => {}
                 () = notices.holds.arrived() => {}
                 () = until(self.resting.first().map(|(at, _)| *at)) => {}
                 () = until(self.holds.first()), if self.sweeps.len() < SWEEPS_MAX => {}
@@ -183,8 +186,8 @@ impl Maintenance {
         }
     }
 
-    fn campaigns(&self) -> &Campaigns {
-        &self.recovery.campaigns
+    fn registry(&self) -> &CampaignRegistry {
+        &self.recovery.registry
     }
 
     /// Takes a campaign in; one that is being looked after already is not looked after twice.
@@ -204,13 +207,13 @@ impl Maintenance {
         while self.work.len() < WORK_MAX
             && let Some(id) = self.waiting.pop_front()
         {
-            let Some(known) = self.campaigns().get(&id) else {
+            let Some(handle) = self.registry().get(&id) else {
                 self.patients.remove(&id);
                 continue;
             };
             let recovery = Arc::clone(&self.recovery);
             let task = self.work.spawn(async move {
-                let worked = timeout(WORK_TIME_MAX, recovery.look_after(&known)).await;
+                let worked = timeout(WORK_TIME_MAX, recovery.maintain(&handle)).await;
                 worked.map_or(Err(WorkError::Slow), |result| result.map_err(WorkError::from))
             });
             self.at_work.insert(task.id(), id);
@@ -224,7 +227,7 @@ impl Maintenance {
             Err(error) => (error.id(), Err(WorkError::Broken(error))),
         };
         let Some(id) = self.at_work.remove(&task) else { return };
-        let Some(known) = self.campaigns().get(&id) else {
+        let Some(handle) = self.registry().get(&id) else {
             self.patients.remove(&id);
             return;
         };
@@ -232,9 +235,9 @@ impl Maintenance {
             tracing::warn!(%error, campaign = %id, "not ready");
         }
         if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_))) {
-            known.looked_after();
+            handle.maintained();
             // Whoever had found it wanting after that has told nobody.
-            if known.is_trusted() || known.campaign().archived.is_some() {
+            if handle.is_ready() || handle.campaign().evicted.is_some() {
                 self.patients.remove(&id);
                 return;
             }
@@ -245,7 +248,7 @@ impl Maintenance {
     }
 
     fn expect_hold(&mut self, id: CampaignId) {
-        let left = self.campaigns().get(&id).and_then(|known| known.next_hold());
+        let left = self.registry().get(&id).and_then(|handle| handle.next_hold());
         if let Some(left) = left {
             self.holds.expect(id, Instant::now() + left);
         }
@@ -256,14 +259,14 @@ impl Maintenance {
         while self.sweeps.len() < SWEEPS_MAX
             && let Some(id) = self.holds.take_due(Instant::now())
         {
-            let Some(known) = self.campaigns().get(&id) else { continue };
-            known.sweeping();
-            if !known.is_in_redis() {
+            let Some(handle) = self.registry().get(&id) else { continue };
+            handle.begin_sweep();
+            if !handle.is_in_redis() {
                 continue;
             }
             let recovery = Arc::clone(&self.recovery);
             self.sweeps.spawn(async move {
-                let swept = timeout(SWEEP_TIME_MAX, sweep(&recovery.ledger, &known)).await;
+                let swept = timeout(SWEEP_TIME_MAX, sweep(&recovery.sync, &handle)).await;
                 (id, swept.map_or(Err(WorkError::Slow), |result| result.map_err(WorkError::from)))
             });
         }
@@ -279,32 +282,36 @@ impl Maintenance {
     }
 
     /// Looks at the next campaigns of the round, and each second at those whose outbox waits for SQL.
-    async fn look(&mut self, tick: u64) -> Result<(), LedgerError> {
+    async fn look(&mut self, tick: u64) -> Result<(), RedisStoreError> {
         if self.round.is_empty() {
-            self.round = self.campaigns().all();
+            self.round = self.registry().all();
             self.looks_a_tick = LOOKS_MIN.max(self.round.len().div_ceil(TICKS_A_ROUND));
         }
         let rest = self.round.len().saturating_sub(self.looks_a_tick);
         let mut campaigns = self.round.split_off(rest);
         if tick.is_multiple_of(TICKS_A_LAG) {
-            let looked_at: HashSet<_> = campaigns.iter().map(|known| known.campaign().id.clone()).collect();
+            let looked_at: HashSet<_> = campaigns.iter().map(|handle| handle.campaign().id.clone()).collect();
             let lagging = self.lagging.keys().filter(|id| !looked_at.contains(id));
-            campaigns.extend(lagging.filter_map(|id| self.campaigns().get(id)));
+            campaigns.extend(lagging.filter_map(|id| self.registry().get(id)));
         }
-        campaigns.retain(|known| known.campaign().archived.is_none());
+        campaigns.retain(|handle| handle.campaign().evicted.is_none());
         if campaigns.is_empty() {
             return Ok(());
         }
-        let survey = self.recovery.ledger.survey(&campaigns).await?;
-        for (known, look) in campaigns.iter().zip(&survey.looks) {
-            self.see(known, look, &survey);
+        let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
+        // Taken before Redis is asked: it may have come further by then, never less far.
+        let targets: Vec<_> =
+            campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
+        let survey = self.recovery.sync.redis.survey(&targets).await?;
+        for (handle, look) in campaigns.iter().zip(&survey.looks) {
+            self.see(handle, look, &survey);
         }
         self.tell_lag(survey.now);
         Ok(())
     }
 
     /// Says once that campaigns at rest cannot be looked at, until they can be again.
-    fn tell_blindness(&mut self, looked: &Result<(), LedgerError>) {
+    fn tell_blindness(&mut self, looked: &Result<(), RedisStoreError>) {
         if let Err(error) = looked
             && !self.blind
         {
@@ -314,39 +321,39 @@ impl Maintenance {
     }
 
     /// What follows from a look at a campaign.
-    fn see(&mut self, known: &Arc<Known>, look: &Look, survey: &Survey) {
-        let id = &known.campaign().id;
+    fn see(&mut self, handle: &Arc<CampaignHandle>, look: &Look, survey: &Survey) {
+        let id = &handle.campaign().id;
         if !look.ready {
             self.lagging.remove(id);
-            known.distrust();
+            handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
         // Behind a new connection may be another Redis: each campaign is met once, whether anyone calls upon it or not.
-        if known.checked() != survey.generation || !known.is_trusted() {
-            known.needs_a_look();
+        if handle.synced_generation() != survey.generation || !handle.is_ready() {
+            handle.needs_maintenance();
         }
         metrics::outbox_events(id.as_str(), look.backlog);
         match look.oldest {
             Some(oldest) => {
                 self.lagging.insert(id.clone(), oldest);
                 if age(oldest, survey.now) > LEFTOVER_AGE {
-                    known.has_leftovers();
+                    handle.has_leftovers();
                 } else {
-                    known.has_events();
+                    handle.has_events();
                 }
             }
             None => drop(self.lagging.remove(id)),
         }
         match look.next_hold {
-            Some(due) => known.hold_due_in(age(survey.now, due)),
-            None => self.let_leave(known, look, survey.now),
+            Some(due) => handle.hold_due_in(age(survey.now, due)),
+            None => self.let_leave(handle, look, survey.now),
         }
     }
 
     /// A campaign that is long over and drained, without a hold, is asked to leave Redis.
-    fn let_leave(&mut self, known: &Known, look: &Look, now: Timestamp) {
+    fn let_leave(&mut self, handle: &CampaignHandle, look: &Look, now: Timestamp) {
         let after_ms = i64::try_from(self.recovery.archive_after.as_millis()).unwrap_or(i64::MAX);
-        let campaign = known.campaign();
+        let campaign = handle.campaign();
         let over = campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now);
         if !over || look.backlog > 0 || look.oldest.is_some() {
             return;
@@ -355,7 +362,7 @@ impl Maintenance {
         self.leaving.retain(|_, until| *until > at);
         if !self.leaving.contains_key(&campaign.id) {
             self.leaving.insert(campaign.id.clone(), at + LEAVE_PAUSE);
-            known.needs_a_look();
+            handle.needs_maintenance();
         }
     }
 
@@ -378,12 +385,13 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// Gives back all holds of a campaign that are due, and finds out when the next one is.
-async fn sweep(ledger: &Ledger, known: &Arc<Known>) -> Result<(), LedgerError> {
-    ledger.sweep(known).await?;
-    let survey = ledger.survey(std::slice::from_ref(known)).await?;
+/// Expires all holds of a campaign that are due, and finds out when the next one is.
+async fn sweep(sync: &CampaignSync, handle: &CampaignHandle) -> Result<(), SyncError> {
+    sync.sweep(handle).await?;
+    let campaign = handle.campaign();
+    let survey = sync.redis.survey(&[handle.target(&campaign)]).await?;
     if let Some(due) = survey.looks.first().and_then(|look| look.next_hold) {
-        known.hold_due_in(age(survey.now, due));
+        handle.hold_due_in(age(survey.now, due));
     }
     Ok(())
 }

@@ -18,12 +18,15 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Backoff;
-use crate::archive::{Archive, DrainError};
-use crate::campaigns::{Campaigns, Known};
-use crate::ledger::events::{ENTRIES_MAX, OutboxReader, Read};
-use crate::ledger::{Ledger, LedgerError};
+use crate::domain::not_ready::NotReadyReason;
+use crate::engine::Engine;
+use crate::engine::handle::CampaignHandle;
+use crate::engine::recovery::{Recovery, RecoveryError};
+use crate::engine::registry::CampaignRegistry;
 use crate::metrics;
-use crate::recovery::{Recovery, RecoveryError};
+use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader};
+use crate::store::redis::{RedisStore, RedisStoreError};
+use crate::store::sql::{OutboxWriteError, SqlStore};
 
 /// What another core has read and left lying for so long is taken over.
 const IDLE: Duration = Duration::from_secs(5);
@@ -44,17 +47,17 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Moves events into SQL until core stops.
 #[derive(Debug)]
-pub struct Drain {
+pub struct OutboxRelay {
     /// Where events come from.
-    pub ledger: Arc<Ledger>,
+    redis: Arc<RedisStore>,
     /// Where they go.
-    pub archive: Archive,
+    sql: SqlStore,
     /// Whose outboxes.
-    pub campaigns: Arc<Campaigns>,
+    registry: Arc<CampaignRegistry>,
     /// Suspends a campaign whose claims SQL refuses.
-    pub recovery: Arc<Recovery>,
+    recovery: Arc<Recovery>,
     /// This core's name among the relays; the same after a restart, so that it finds what it had read.
-    pub consumer: String,
+    consumer: String,
 }
 
 /// Why a campaign's outbox was not relayed.
@@ -62,10 +65,10 @@ pub struct Drain {
 pub enum RelayError {
     /// Redis.
     #[error(transparent)]
-    Ledger(#[from] LedgerError),
+    Redis(#[from] RedisStoreError),
     /// SQL.
     #[error(transparent)]
-    Drain(#[from] DrainError),
+    Write(#[from] OutboxWriteError),
     /// Suspending a campaign.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
@@ -78,13 +81,24 @@ impl RelayError {
     /// The server's answer, where Redis has given one.
     fn code(&self) -> Option<&str> {
         match self {
-            Self::Ledger(LedgerError::Unavailable(error)) => error.code(),
+            Self::Redis(RedisStoreError::Unavailable(error)) => error.code(),
             _ => None,
         }
     }
 }
 
-impl Drain {
+impl OutboxRelay {
+    /// For the campaigns of `engine`, under the consumer's name `consumer`.
+    pub fn new(engine: &Engine, consumer: String) -> Self {
+        Self {
+            redis: Arc::clone(&engine.sync.redis),
+            sql: engine.sync.sql.clone(),
+            registry: Arc::clone(&engine.registry),
+            recovery: Arc::clone(&engine.recovery),
+            consumer,
+        }
+    }
+
     /// Runs on a thread of its own until `stop` turns true. That thread, and SQLite's beside it, give way to those that
     /// decide: a stampede is short, and SQL catches up after it. The bound on the outbox holds meanwhile.
     pub fn spawn(self, stop: watch::Receiver<bool>) -> io::Result<thread::JoinHandle<()>> {
@@ -95,10 +109,10 @@ impl Drain {
             }
             runtime.block_on(async move {
                 // Over connections made on this thread.
-                match self.archive.reopen() {
-                    Ok(archive) => {
-                        Self { archive: archive.clone(), ..self }.run(stop).await;
-                        let _ = timeout(CLOSE_MAX, archive.close()).await;
+                match self.sql.reopen() {
+                    Ok(sql) => {
+                        Self { sql: sql.clone(), ..self }.run(stop).await;
+                        let _ = timeout(CLOSE_MAX, sql.close()).await;
                     }
                     Err(error) => tracing::error!(%error, "the relay has no register"),
                 }
@@ -125,10 +139,10 @@ impl Drain {
     pub async fn round(&self, idle: Duration) -> Result<(), RelayError> {
         let relay = Relay::new(self, idle);
         let mut outcome = Ok(());
-        for known in self.campaigns.all() {
-            known.has_leftovers();
-            if let Err(error) = relay.relay_all(&known, false).await {
-                relay.repair(&known, &error).await;
+        for handle in self.registry.all() {
+            handle.has_leftovers();
+            if let Err(error) = relay.relay_all(&handle, false).await {
+                relay.repair(&handle, &error).await;
                 outcome = outcome.and(Err(error));
             }
         }
@@ -139,7 +153,7 @@ impl Drain {
 /// The relay at work.
 #[derive(Debug)]
 struct Relay<'a> {
-    drain: &'a Drain,
+    relay: &'a OutboxRelay,
     /// What another core has read and left lying for so long is taken over.
     idle: Duration,
     /// As many commits at once as SQL can take: one that hangs must not keep the others.
@@ -167,33 +181,33 @@ impl Default for Place {
 }
 
 impl<'a> Relay<'a> {
-    fn new(drain: &'a Drain, idle: Duration) -> Self {
-        let commits = Semaphore::new(drain.archive.writers_max());
-        Self { drain, idle, commits, reader: Mutex::default() }
+    fn new(relay: &'a OutboxRelay, idle: Duration) -> Self {
+        let commits = Semaphore::new(relay.sql.writers_max());
+        Self { relay, idle, commits, reader: Mutex::default() }
     }
 
     /// Relays each campaign that something is told of.
     async fn work(&self) {
-        let campaigns = &self.drain.campaigns;
+        let campaigns = &self.relay.registry;
         let mut places: HashMap<CampaignId, Place> = HashMap::new();
         let mut at_work = FuturesUnordered::new();
         // What is in the outboxes already was told to somebody else, or to nobody.
-        let mut told: Vec<_> = campaigns.all().iter().map(|known| known.campaign().id.clone()).collect();
+        let mut told: Vec<_> = campaigns.all().iter().map(|handle| handle.campaign().id.clone()).collect();
         loop {
             for id in told.drain(..) {
-                let Some(known) = campaigns.get(&id) else { continue };
+                let Some(handle) = campaigns.get(&id) else { continue };
                 let place = places.entry(id).or_default();
                 place.again = place.at_work;
                 if !std::mem::replace(&mut place.at_work, true) {
-                    at_work.push(self.relay(known, place.caught_up, Duration::ZERO));
+                    at_work.push(self.relay(handle, place.caught_up, Duration::ZERO));
                 }
             }
             tokio::select! {
-                Some((known, result)) = at_work.next() => {
-                    let place = places.entry(known.campaign().id.clone()).or_default();
-                    let wait = self.judge(&known, place, result).await;
+                Some((handle, result)) = at_work.next() => {
+                    let place = places.entry(handle.campaign().id.clone()).or_default();
+                    let wait = self.judge(&handle, place, result).await;
                     match wait {
-                        Some(wait) => at_work.push(self.relay(known, place.caught_up, wait)),
+                        Some(wait) => at_work.push(self.relay(handle, place.caught_up, wait)),
                         None => place.at_work = false,
                     }
                 }
@@ -206,7 +220,7 @@ impl<'a> Relay<'a> {
     /// What follows from one relay's end: after how long it is to be done again, `None` for not before something is told.
     async fn judge(
         &self,
-        known: &Known,
+        handle: &CampaignHandle,
         place: &mut Place,
         result: Result<bool, RelayError>,
     ) -> Option<Duration> {
@@ -220,75 +234,75 @@ impl<'a> Relay<'a> {
             Err(error) => error,
         };
         place.caught_up = false;
-        let campaign = &known.campaign().id;
+        let campaign = &handle.campaign().id;
         if place.backoff.is_fresh() {
             tracing::warn!(%error, %campaign, "not relayed to SQL; trying again");
         } else {
             tracing::debug!(%error, %campaign, "not relayed to SQL; trying again");
         }
-        self.repair(known, &error).await;
+        self.repair(handle, &error).await;
         Some(place.backoff.failed())
     }
 
     /// What can be done about an error before the next try.
-    async fn repair(&self, known: &Known, error: &RelayError) {
+    async fn repair(&self, handle: &CampaignHandle, error: &RelayError) {
         match error.code() {
-            Some("NOGROUP") => self.restore_group(known).await,
+            Some("NOGROUP") => self.restore_group(handle).await,
             // The connection is fine, or gone; in doubt another one is made.
             Some(_) => {
                 self.give_up_reader();
-                known.distrust();
+                handle.mark_not_ready(NotReadyReason::Damaged);
             }
-            None if matches!(error, RelayError::Ledger(_)) => self.give_up_reader(),
+            None if matches!(error, RelayError::Redis(_)) => self.give_up_reader(),
             None => {}
         }
     }
 
     /// An outbox without its consumer group gets it back; one that is gone altogether is for the recovery.
-    async fn restore_group(&self, known: &Known) {
-        let campaign = known.campaign();
-        match self.drain.ledger.restore_group(&known.keys, campaign.epoch).await {
+    async fn restore_group(&self, handle: &CampaignHandle) {
+        let campaign = handle.campaign();
+        match self.relay.redis.restore_group(&handle.keys, campaign.epoch).await {
             Ok(()) => {
                 tracing::error!(campaign = %campaign.id, "the outbox had lost its consumer group; made again");
             }
-            Err(_) => known.distrust(),
+            Err(_) => handle.mark_not_ready(NotReadyReason::Damaged),
         }
     }
 
     /// After `wait`, moves all that is in one campaign's outbox to SQL; `false` when the campaign is not ready for that.
     async fn relay(
         &self,
-        known: Arc<Known>,
+        handle: Arc<CampaignHandle>,
         caught_up: bool,
         wait: Duration,
-    ) -> (Arc<Known>, Result<bool, RelayError>) {
+    ) -> (Arc<CampaignHandle>, Result<bool, RelayError>) {
         if !wait.is_zero() {
             sleep(wait).await;
         }
-        let relayed = self.relay_all(&known, caught_up).await;
-        (known, relayed)
+        let relayed = self.relay_all(&handle, caught_up).await;
+        (handle, relayed)
     }
 
-    async fn relay_all(&self, known: &Known, caught_up: bool) -> Result<bool, RelayError> {
-        let leftovers = known.relaying();
+    async fn relay_all(&self, handle: &CampaignHandle, caught_up: bool) -> Result<bool, RelayError> {
+        let leftovers = handle.begin_relay();
         // Until it is: being trusted tells of the outbox anew.
-        if !known.is_in_redis() {
+        if !handle.is_in_redis() {
             return Ok(false);
         }
         let mut reader = self.reader().await?;
-        while !caught_up && self.commit(known, reader.read_again(&known.keys).await?).await? > 0 {}
-        while leftovers && self.commit(known, reader.take_over(&known.keys, self.idle).await?).await? > 0 {}
-        while self.commit(known, reader.read_new(&known.keys).await?).await? >= ENTRIES_MAX {
-            known.relaying();
+        while !caught_up && self.commit(handle, reader.read_pending(&handle.keys).await?).await? > 0 {}
+        while leftovers && self.commit(handle, reader.auto_claim(&handle.keys, self.idle).await?).await? > 0 {}
+        while self.commit(handle, reader.read_new(&handle.keys).await?).await? >= ENTRIES_MAX {
+            handle.begin_relay();
         }
         Ok(true)
     }
 
-    async fn reader(&self) -> Result<OutboxReader, LedgerError> {
+    async fn reader(&self) -> Result<OutboxReader, RedisStoreError> {
         if let Some(reader) = &*self.reader.lock().unwrap_or_else(PoisonError::into_inner) {
             return Ok(reader.clone());
         }
-        let made = self.drain.ledger.outbox_reader(&self.drain.consumer).await?;
+        let made = self.relay.redis.outbox_reader(&self.relay.consumer).await?;
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
         Ok(made)
     }
@@ -298,35 +312,35 @@ impl<'a> Relay<'a> {
     }
 
     /// Commits what was read, and only then takes it off; the number of entries.
-    async fn commit(&self, known: &Known, read: Read) -> Result<usize, RelayError> {
-        for id in &read.poison {
-            self.park(known, id).await?;
+    async fn commit(&self, handle: &CampaignHandle, batch: OutboxBatch) -> Result<usize, RelayError> {
+        for id in &batch.malformed {
+            self.dead_letter(handle, id).await?;
         }
-        if !read.entries.is_empty() {
+        if !batch.entries.is_empty() {
             // Never closed: without a permit there is nobody to wait for one.
             let _permit = self.commits.acquire().await;
             let started = Instant::now();
-            let campaign = known.campaign();
-            let committed = self.drain.archive.drain(&campaign.id, &read.entries);
+            let campaign = handle.campaign();
+            let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);
             match timeout(COMMIT_MAX, committed).await.map_err(|_| RelayError::Slow)? {
-                Err(DrainError::Constraint(error)) => return self.suspend(known, &error).await,
+                Err(OutboxWriteError::Constraint(error)) => return self.suspend_campaign(handle, &error).await,
                 other => other?,
             }
-            let left = self.drain.ledger.acknowledge(&known.keys, &read.entries).await?;
-            metrics::drained(read.events() as u64);
-            if read.events() >= MANY && left < self.drain.ledger.backlog_max() / 2 {
-                stand_back(known, started.elapsed() * REST).await;
+            let left = self.relay.redis.acknowledge(&handle.keys, &batch.entries).await?;
+            metrics::relayed(batch.events() as u64);
+            if batch.events() >= MANY && left < self.relay.redis.outbox_max() / 2 {
+                yield_to_claims(handle, started.elapsed() * REST).await;
             }
         }
-        Ok(read.len())
+        Ok(batch.len())
     }
 
     /// Gets an entry out of the way that cannot be relayed.
-    async fn park(&self, known: &Known, id: &str) -> Result<(), RelayError> {
-        let campaign = &known.campaign().id;
-        if self.drain.ledger.park(&known.keys, id).await? {
+    async fn dead_letter(&self, handle: &CampaignHandle, id: &str) -> Result<(), RelayError> {
+        let campaign = &handle.campaign().id;
+        if self.relay.redis.dead_letter(&handle.keys, id).await? {
             tracing::error!(entry = id, %campaign, "an outbox entry that no core has written is parked");
-            metrics::poison(1);
+            metrics::dead_letter();
         } else {
             tracing::error!(entry = id, %campaign, "an outbox entry was deleted before SQL had heard of it");
             metrics::deleted_entries(1);
@@ -335,17 +349,17 @@ impl<'a> Relay<'a> {
     }
 
     /// Claims that SQL refuses were granted by a Redis that had lost others: the campaign is suspended and loaded again.
-    async fn suspend(&self, known: &Known, error: &sqlx::Error) -> Result<usize, RelayError> {
-        tracing::error!(campaign = %known.campaign().id, %error, "the register refuses claims; suspending the campaign");
-        self.drain.recovery.suspend(known).await?;
+    async fn suspend_campaign(&self, handle: &CampaignHandle, error: &sqlx::Error) -> Result<usize, RelayError> {
+        tracing::error!(campaign = %handle.campaign().id, %error, "the register refuses claims; suspending the campaign");
+        self.relay.recovery.suspend(handle).await?;
         Ok(0)
     }
 }
 
 /// Leaves the processors to decisions for a while, as long as there are any: SQL catches up after a stampede.
-async fn stand_back(known: &Known, rest: Duration) {
+async fn yield_to_claims(handle: &CampaignHandle, rest: Duration) {
     let until = Instant::now() + rest;
-    while known.is_busy() && Instant::now() < until {
+    while handle.is_busy() && Instant::now() < until {
         sleep(LOOK_UP).await;
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::CampaignId;
@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 
 use super::lost_rows;
-use crate::app::App;
-use crate::archive::{Archive, ArchiveError, Stamp, State};
-use crate::campaigns::Known;
-use crate::metrics;
+use crate::engine::Engine;
+use crate::engine::handle::CampaignHandle;
+use crate::metrics::PrometheusHandle;
+use crate::store::sql::{SqlError, SqlStore, Stamp, State};
 
 /// How often the register is asked for changes, and Redis and SQL how they are.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -36,35 +36,36 @@ const REGISTER_PAGE: u32 = 1000;
 /// How often keys are dropped that an eviction has left.
 const DROP: Duration = Duration::from_secs(10);
 /// A lane that was not used for between one and two of these goes.
-const LANE_IDLE: Duration = Duration::from_secs(300);
+const QUEUE_IDLE: Duration = Duration::from_secs(300);
 
 /// Keeps what this core knows of the register up to date.
 #[derive(Debug)]
 pub struct Refresher {
-    app: App,
+    engine: Arc<Engine>,
+    metrics: PrometheusHandle,
     /// The register as it was when all of it had been read.
     stamp: Option<Stamp>,
     states: HashMap<CampaignId, State>,
 }
 
 impl Refresher {
-    /// For the campaigns of `app`, of which nothing is known yet.
-    pub fn new(app: App) -> Self {
-        Self { app, stamp: None, states: HashMap::new() }
+    /// For the campaigns of `engine`, of which nothing is known yet; `metrics` needs upkeep now and then.
+    pub fn new(engine: Arc<Engine>, metrics: PrometheusHandle) -> Self {
+        Self { engine, metrics, stamp: None, states: HashMap::new() }
     }
 
     /// Refreshes, and asks Redis and SQL how they are, until `stop` turns true.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
-        let app = self.app.clone();
+        let (engine, metrics) = (Arc::clone(&self.engine), self.metrics.clone());
         let (sql_returns, sql_returned) = watch::channel(0);
         let all = async {
             tokio::join!(
-                watch_redis(&app),
-                watch_sql(&app, &sql_returns),
-                lost_rows::look_for(&app, sql_returned),
+                watch_redis(&engine, &metrics),
+                watch_sql(&engine, &sql_returns),
+                lost_rows::look_for(&engine, sql_returned),
                 follow(&mut self),
-                put_away(&app),
-                drop_evicted(&app)
+                drop_idle_queues(&engine),
+                drop_evicted(&engine)
             );
         };
         tokio::select! {
@@ -74,36 +75,36 @@ impl Refresher {
     }
 
     /// Takes in every campaign that has changed since this was last done, and puts what has changed into force in Redis.
-    pub async fn refresh(&mut self) -> Result<(), ArchiveError> {
-        let archive = self.app.archive.clone();
-        let stamp = within(archive.stamp()).await?;
+    pub async fn refresh(&mut self) -> Result<(), SqlError> {
+        let sql = self.engine.sync.sql.clone();
+        let stamp = within(sql.stamp()).await?;
         if self.stamp == Some(stamp) {
             return Ok(());
         }
-        let states = within(archive.states()).await?;
+        let states = within(sql.states()).await?;
         let changed: Vec<_> =
             states.iter().filter(|(id, state)| self.states.get(id) != Some(state)).cloned().collect();
         let ids: Vec<_> = changed.iter().map(|(id, _)| id.clone()).collect();
-        self.read(&archive, &ids).await?;
+        self.read(&sql, &ids).await?;
         self.states.extend(changed);
         // Only now: had anything failed before, all of it would be done again.
         self.stamp = Some(stamp);
-        for known in ids.iter().filter_map(|id| self.app.campaigns.get(id)) {
-            self.put_into_force(&known).await;
+        for handle in ids.iter().filter_map(|id| self.engine.registry.get(id)) {
+            self.put_into_force(&handle).await;
         }
         Ok(())
     }
 
     /// Reads the rows of `ids`. One that cannot be read is said once and left as it was known; the others are read.
-    async fn read(&self, archive: &Archive, ids: &[CampaignId]) -> Result<(), ArchiveError> {
+    async fn read(&self, sql: &SqlStore, ids: &[CampaignId]) -> Result<(), SqlError> {
         if ids.len() > SINGLY_MAX {
-            return self.read_pages(archive).await;
+            return self.read_pages(sql).await;
         }
         for id in ids {
-            match within(archive.campaign(id)).await {
-                Ok(Some(campaign)) => drop(self.app.campaigns.learn(campaign)),
+            match within(sql.campaign(id)).await {
+                Ok(Some(campaign)) => drop(self.engine.registry.update(campaign)),
                 Ok(None) => {}
-                Err(ArchiveError::Unreadable(why)) => {
+                Err(SqlError::Unreadable(why)) => {
                     tracing::error!(campaign = %id, why, "its row in the register cannot be read; it stays as it was");
                 }
                 Err(error) => return Err(error),
@@ -112,36 +113,36 @@ impl Refresher {
         Ok(())
     }
 
-    async fn read_pages(&self, archive: &Archive) -> Result<(), ArchiveError> {
+    async fn read_pages(&self, sql: &SqlStore) -> Result<(), SqlError> {
         let mut after = String::new();
         loop {
-            let page = within(archive.campaigns(&after, REGISTER_PAGE)).await?;
+            let page = within(sql.campaigns(&after, REGISTER_PAGE)).await?;
             let Some(last) = page.last else { return Ok(()) };
             after = last;
             for campaign in page.campaigns {
-                self.app.campaigns.learn(campaign);
+                self.engine.registry.update(campaign);
             }
         }
     }
 
     /// Puts a campaign's rules into force, if they are not and the campaign is ready; one that is not gets them when it is.
-    async fn put_into_force(&self, known: &Known) {
-        if !known.is_in_redis() || !known.is_due() {
+    async fn put_into_force(&self, handle: &CampaignHandle) {
+        if !handle.is_in_redis() || !handle.rules_are_due() {
             return;
         }
-        let why = match timeout(APPLY_MAX, self.app.apply(known)).await {
+        let why = match timeout(APPLY_MAX, self.engine.put_into_force(handle)).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer in time".to_owned(),
         };
-        tracing::warn!(why, campaign = %known.campaign().id, "rules not in force yet");
+        tracing::warn!(why, campaign = %handle.campaign().id, "rules not in force yet");
     }
 
     /// Rules that could not be put into force when they changed, and those that have been in force for long.
     async fn renew(&self) {
         let until = Instant::now() + RENEWAL_MAX;
-        for known in self.app.campaigns.all() {
-            self.put_into_force(&known).await;
+        for handle in self.engine.registry.all() {
+            self.put_into_force(&handle).await;
             if Instant::now() > until {
                 return;
             }
@@ -166,29 +167,29 @@ async fn follow(refresher: &mut Refresher) {
     }
 }
 
-async fn watch_redis(app: &App) {
+async fn watch_redis(engine: &Engine, metrics: &PrometheusHandle) {
     let mut ticks = each(REFRESH);
     loop {
         ticks.tick().await;
-        app.metrics.run_upkeep();
-        let answer = match timeout(PING_MAX, app.ledger.ping()).await {
+        metrics.run_upkeep();
+        let answer = match timeout(PING_MAX, engine.sync.redis.ping()).await {
             Ok(answer) => answer.map_err(|error| error.to_string()),
             Err(_) => Err(silent()),
         };
-        note_health(&app.redis_up, "redis", answer);
+        engine.health.redis.record("redis", answer);
     }
 }
 
 /// Counts in `returns` how often SQL has come back: after it did not answer, or as another run of its server.
-async fn watch_sql(app: &App, returns: &watch::Sender<u64>) {
+async fn watch_sql(engine: &Engine, returns: &watch::Sender<u64>) {
     let mut ticks = each(REFRESH);
     let mut run = None;
     loop {
         ticks.tick().await;
-        let mut ping = pin!(app.archive.ping());
+        let mut ping = pin!(engine.sync.sql.ping());
         let mut answer = timeout(PING_MAX, &mut ping).await;
         if answer.is_err() {
-            note_health(&app.sql_up, "sql", Err(silent()));
+            engine.health.sql.record("sql", Err(silent()));
             run = None;
             answer = timeout(PING_STUCK_MAX, ping).await;
         }
@@ -200,16 +201,16 @@ async fn watch_sql(app: &App, returns: &watch::Sender<u64>) {
             returns.send_modify(|returns| *returns += 1);
         }
         run = answered;
-        note_health(&app.sql_up, "sql", answer.map(drop));
+        engine.health.sql.record("sql", answer.map(drop));
     }
 }
 
 /// What campaigns that were evicted by a core that died then have left in Redis.
-async fn drop_evicted(app: &App) {
+async fn drop_evicted(engine: &Engine) {
     let mut ticks = each(DROP);
     loop {
         ticks.tick().await;
-        match timeout(DROP, app.recovery.drop_evicted()).await {
+        match timeout(DROP, engine.recovery.drop_evicted()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "keys of evicted campaigns are not dropped yet"),
             Err(_) => tracing::debug!("keys of evicted campaigns are not dropped in time"),
@@ -218,13 +219,13 @@ async fn drop_evicted(app: &App) {
 }
 
 /// Lanes that nobody uses, with what they know by heart.
-async fn put_away(app: &App) {
-    let mut ticks = each(LANE_IDLE);
+async fn drop_idle_queues(engine: &Engine) {
+    let mut ticks = each(QUEUE_IDLE);
     loop {
         ticks.tick().await;
-        let dropped = app.gate.drop_idle_lanes();
+        let dropped = engine.batcher.drop_idle_queues();
         if dropped > 0 {
-            tracing::debug!(dropped, "lanes that nobody uses are put away");
+            tracing::debug!(dropped, "idle queues are dropped");
         }
     }
 }
@@ -240,16 +241,6 @@ fn silent() -> String {
 }
 
 /// An answer of the register, in time.
-async fn within<T>(answer: impl Future<Output = Result<T, ArchiveError>>) -> Result<T, ArchiveError> {
-    timeout(REGISTER_MAX, answer).await.unwrap_or(Err(ArchiveError::Sql(sqlx::Error::PoolTimedOut)))
-}
-
-fn note_health(up: &AtomicBool, part: &'static str, answer: Result<(), String>) {
-    let was_up = up.swap(answer.is_ok(), Ordering::Relaxed);
-    metrics::up(part, answer.is_ok());
-    match answer {
-        Err(error) if was_up => tracing::error!(part, error, "does not answer"),
-        Ok(()) if !was_up => tracing::info!(part, "answers"),
-        _ => {}
-    }
+async fn within<T>(answer: impl Future<Output = Result<T, SqlError>>) -> Result<T, SqlError> {
+    timeout(REGISTER_MAX, answer).await.unwrap_or(Err(SqlError::Sql(sqlx::Error::PoolTimedOut)))
 }

@@ -9,20 +9,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use claimgate_core::archive::{Archive, Change};
-use claimgate_core::campaign::NewCampaign;
-use claimgate_core::campaigns::Known;
+use claimgate_core::store::sql::{SqlStore, Change};
+use claimgate_core::domain::campaign::NewCampaign;
+use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::clock;
-use claimgate_core::gate::{BATCH_MAX, Gate};
-use claimgate_core::jobs::outbox_relay::Drain;
-use claimgate_core::ledger::{Ledger, Settlement};
-use claimgate_core::recovery::Recovery;
+use claimgate_core::engine::batcher::{BATCH_MAX, Gate};
+use claimgate_core::jobs::outbox_relay::OutboxRelay;
+use claimgate_core::store::redis::{RedisStore, Settlement};
+use claimgate_core::engine::recovery::Recovery;
 use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity, claim};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::app::{App, BACKLOG_MAX};
+use crate::engine::app::{App, BACKLOG_MAX};
 use crate::manager::{Attempt, Expectation, PerUser, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_row::some_time;
 
@@ -46,21 +46,21 @@ const USER_MAX: u32 = 3;
 /// What a core is made of, without HTTP.
 #[derive(Debug)]
 pub struct Product {
-    ledger: Arc<Ledger>,
+    ledger: Arc<RedisStore>,
     gate: Gate,
-    archive: Archive,
+    archive: SqlStore,
     recovery: Arc<Recovery>,
     drain: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
 }
 
 impl Product {
     async fn start(app: &App) -> Result<Self> {
-        let archive = Archive::open(&app.addresses.sql).await.map_err(StockError::set_up)?;
+        let archive = SqlStore::open(&app.addresses.sql).await.map_err(StockError::set_up)?;
         let client = ::redis::Client::open(app.addresses.redis.as_str())?;
-        let ledger = Arc::new(Ledger::new(client, archive.clone(), BACKLOG_MAX));
+        let ledger = Arc::new(RedisStore::new(client, archive.clone(), BACKLOG_MAX));
         let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX));
         let (stop, stopped) = watch::channel(false);
-        let drain = Drain {
+        let drain = OutboxRelay {
             ledger: Arc::clone(&ledger),
             archive: archive.clone(),
             campaigns: Arc::clone(&recovery.campaigns),
@@ -89,7 +89,7 @@ impl Product {
 pub struct Claimgate {
     app: Arc<App>,
     id: CampaignId,
-    known: Mutex<Option<Arc<Known>>>,
+    known: Mutex<Option<Arc<CampaignHandle>>>,
 }
 
 impl Claimgate {
@@ -98,7 +98,7 @@ impl Claimgate {
     }
 
     /// The campaign, from the register if this instance has not heard of it.
-    async fn known(&self) -> Result<Arc<Known>> {
+    async fn known(&self) -> Result<Arc<CampaignHandle>> {
         if let Some(known) = &*self.known.lock().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(known));
         }

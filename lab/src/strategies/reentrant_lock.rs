@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_core::lock::{Lease, LockError, Owner};
+use claimgate_core::store::redis::lease::{Lease, LeaseError, Owner};
 use tokio::time::{Instant, sleep};
 
-use crate::app::{Addresses, App};
+use crate::engine::app::{Addresses, App};
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
 
@@ -102,7 +102,7 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     let lease = worker.try_lock(&name, SHORT).await?;
     for _ in 0..9 {
         sleep(SHORT / 3).await;
-        if !matches!(other.try_lock(&name, SHORT).await, Err(LockError::Taken)) {
+        if !matches!(other.try_lock(&name, SHORT).await, Err(LeaseError::Taken)) {
             return Err(StockError::Inconsistent("work longer than its lease lost the lock".to_owned()));
         }
     }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{Script, cmd};
-use claimgate_core::lock::LockError;
+use claimgate_core::store::redis::lease::LeaseError;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::app::{Addresses, App};
+use crate::engine::app::{Addresses, App};
 use crate::backoff::{Backoff, unique};
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
@@ -81,7 +81,7 @@ impl ScriptStock {
                     lease.release().await?;
                     return loaded;
                 }
-                Err(LockError::Taken) => backoff.pause(deadline, &app.meter).await?,
+                Err(LeaseError::Taken) => backoff.pause(deadline, &app.meter).await?,
                 Err(error) => return Err(error.into()),
             }
             if self.is_there().await? {

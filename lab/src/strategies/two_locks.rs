@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use claimgate_core::lock::Lease;
+use claimgate_core::store::redis::lease::Lease;
 use tokio::time::Instant;
 
 use super::reentrant_lock::LEASE;
-use crate::app::App;
+use crate::engine::app::App;
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
 

@@ -1,0 +1,147 @@
+//! A campaign: its rules, its version, its epoch.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Window};
+use serde::{Deserialize, Serialize};
+
+use super::high_water_mark::HighWaterMark;
+use super::utc_offsets::TimeZone;
+
+const NAME_CHARS_MAX: usize = 200;
+
+/// The rules of a campaign and what else the register knows of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Campaign {
+    /// Its id, for ever.
+    pub id: CampaignId,
+    /// Its name, for people.
+    pub name: Name,
+    /// When claims are decided.
+    pub window: Window,
+    /// Whose calendar days count; never changes.
+    pub zone: TimeZone,
+    /// How much may be claimed.
+    pub limits: Limits,
+    /// For how long a claim is held before it must be confirmed; `None` grants at once.
+    pub hold_seconds: Option<NonZeroU32>,
+    /// What an admin has set by hand.
+    pub admin_state: AdminState,
+    /// Raised by every change.
+    pub version: u64,
+    /// Raised by every load, 0 before the first: what an older epoch still wants to write is refused.
+    pub epoch: u64,
+    /// Raised by everyone who is about to suspend the campaign in Redis: what is written there under an older one is
+    /// refused.
+    pub token: u64,
+    /// Which register's campaign it is: Redis may hold another one's of the same name.
+    pub register_id: RegisterId,
+    /// How far SQL knows it to have come.
+    pub high_water_mark: HighWaterMark,
+    /// When an admin last changed it.
+    pub changed_at: Timestamp,
+    /// Set once the campaign is over and has left Redis.
+    pub evicted: Option<Evicted>,
+}
+
+/// Told from all others that ever had the same name: drawn at a campaign's creation, kept in its row and in its keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegisterId(String);
+
+impl RegisterId {
+    /// One that no other campaign has.
+    pub fn random() -> Result<Self, Problem> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|_| {
+            Problem::new(Code::Unavailable, "the system has no randomness; nothing was tried")
+        })?;
+        Ok(Self(URL_SAFE_NO_PAD.encode(bytes)))
+    }
+
+    /// As SQL and Redis have it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for RegisterId {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+/// What a campaign came to before it left Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Evicted {
+    /// Units taken.
+    pub taken: u64,
+    /// The last sequence given.
+    pub sequence: u64,
+}
+
+impl Campaign {
+    /// The view of it when `taken` units are taken at `now`.
+    pub fn view(&self, taken: u64, now: Timestamp) -> CampaignView {
+        let remaining = self.remaining(taken);
+        CampaignView {
+            id: self.id.clone(),
+            name: self.name.0.clone(),
+            state: CampaignState::at(now, self.admin_state, self.window, remaining),
+            window: self.window,
+            time_zone: self.zone.name().to_owned(),
+            limits: self.limits,
+            remaining,
+            version: self.version,
+            server_time: now,
+        }
+    }
+
+    /// Units left of `total` when `taken` are taken; never below 0, `None` when unlimited.
+    pub fn remaining(&self, taken: u64) -> Option<u32> {
+        let total = u64::from(self.limits.total?.get());
+        u32::try_from(total.saturating_sub(taken)).ok()
+    }
+
+    /// Since when no claim can be granted any more; `None` while one still can, or may again.
+    pub fn over_since(&self, now: Timestamp) -> Option<Timestamp> {
+        match self.admin_state {
+            AdminState::Ended => Some(self.changed_at),
+            AdminState::On | AdminState::Paused => {
+                self.window.ends_at().filter(|end| *end <= now).map(|end| end.max(self.changed_at))
+            }
+        }
+    }
+
+    /// Whether `other` has the same rules: name, window, zone, limits and hold.
+    pub fn same_rules(&self, other: &Self) -> bool {
+        (&self.name, self.window, &self.zone, self.limits, self.hold_seconds)
+            == (&other.name, other.window, &other.zone, other.limits, other.hold_seconds)
+    }
+}
+
+/// A campaign's name: 1 to 200 characters, none of them a control character.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Name(String);
+
+impl TryFrom<String> for Name {
+    type Error = &'static str;
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let count = text.chars().count();
+        if (1..=NAME_CHARS_MAX).contains(&count) && !text.chars().any(char::is_control) {
+            Ok(Self(text))
+        } else {
+            Err("must be 1 to 200 characters, without control characters")
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

@@ -1,0 +1,20 @@
+//! What a caller wants done with a claim that stands.
+
+/// A change of a claim that was decided before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimTransition {
+    /// A held claim becomes granted.
+    Confirm,
+    /// The units go back.
+    Return,
+}
+
+impl ClaimTransition {
+    /// As `transition.lua` takes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Confirm => "confirm",
+            Self::Return => "return",
+        }
+    }
+}

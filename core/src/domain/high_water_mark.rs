@@ -1,0 +1,18 @@
+//! How far a campaign is known to have come: a Redis that is behind it has lost claims.
+
+/// How far a campaign is known to have come in Redis.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HighWaterMark {
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Grants, confirmations, returns and expiries so far: a Redis with fewer has lost some.
+    pub events: u64,
+}
+
+impl HighWaterMark {
+    /// As far as the further of the two, in each count.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self { sequence: self.sequence.max(other.sequence), events: self.events.max(other.events) }
+    }
+}

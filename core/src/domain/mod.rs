@@ -1,0 +1,10 @@
+//! What both stores speak of: campaigns, claims, events, and how far a campaign has come. No I/O, no clock.
+
+pub mod campaign;
+pub mod campaign_change;
+pub mod claim_record;
+pub mod claim_transition;
+pub mod event;
+pub mod high_water_mark;
+pub mod not_ready;
+pub mod utc_offsets;

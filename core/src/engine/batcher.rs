@@ -1,0 +1,320 @@
+//! Many callers, few calls: the claims that wait for a campaign go to Redis together.
+//!
+//! Each campaign has a queue. While its calls are under way the queue fills; when one returns, all that waits goes in
+//! the next. There is no timer: an idle queue sends at once.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use claimgate_shared::{
+    Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity,
+};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::handle::CampaignHandle;
+use super::sold_out_cache::SoldOutCache;
+use super::sync::{CampaignSync, SyncError};
+use crate::config::BATCH_MAX;
+use crate::domain::claim_record::ClaimRecord;
+use crate::metrics;
+use crate::store::redis::RedisStoreError;
+use crate::store::redis::scripts::{Decided, Verdict};
+
+/// Claims of one campaign under way at once: while Redis works on one full batch the next is on its way. Another
+/// campaign's claim waits behind the batch at work and that one, and no more.
+const IN_FLIGHT_MAX: usize = 2 * BATCH_MAX;
+/// The most claims that may wait for one campaign; further ones are turned away untried.
+const PENDING_MAX: usize = 8192;
+
+/// What was decided on a claim, and under which rules.
+#[derive(Debug)]
+pub struct Decision {
+    /// What was decided.
+    pub outcome: Outcome,
+    /// Units left of `total` after it.
+    pub remaining: Option<u32>,
+    /// The campaign's version.
+    pub version: u64,
+}
+
+/// Why a claim was not decided, or not known to be.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum BatcherError {
+    /// Too many wait already; nothing was tried.
+    #[error("too many claims are waiting")]
+    Overloaded,
+    /// Redis gave no decision.
+    #[error(transparent)]
+    Sync(#[from] Arc<SyncError>),
+    /// The queue went away with the claim: core is stopping.
+    #[error("core is stopping")]
+    Stopped,
+}
+
+/// Decides claims, in batches.
+#[derive(Debug)]
+pub struct ClaimBatcher {
+    sync: Arc<CampaignSync>,
+    batch_max: usize,
+    queues: RwLock<HashMap<CampaignId, Arc<CampaignQueue>>>,
+}
+
+/// One campaign's way to Redis.
+#[derive(Debug)]
+struct CampaignQueue {
+    pending: mpsc::Sender<PendingClaim>,
+    sold_out: Arc<SoldOutCache>,
+    /// Whether a claim came by enqueued_at this was last asked.
+    used: AtomicBool,
+}
+
+/// A claim that waits for its decision.
+#[derive(Debug)]
+struct PendingClaim {
+    id: ClaimId,
+    quantity: Quantity,
+    enqueued_at: Instant,
+    answer: oneshot::Sender<Result<Decision, BatcherError>>,
+}
+
+impl ClaimBatcher {
+    /// A gate in front of `ledger` that lets a call decide at most `batch_max` claims, 1 to [`BATCH_MAX`].
+    pub fn new(sync: Arc<CampaignSync>, batch_max: usize) -> Self {
+        Self { sync, batch_max, queues: RwLock::default() }
+    }
+
+    /// Decides one claim. Once it is handed over it is decided even when the caller goes away. What may be a retry is never
+    /// refused from memory, which is a moment old: it may have been granted by another core enqueued_at.
+    pub async fn claim(
+        &self,
+        handle: &Arc<CampaignHandle>,
+        request: &ClaimRequest,
+        attempt: Attempt,
+    ) -> Result<Decision, BatcherError> {
+        let queue = self.queue(handle, &request.campaign_id);
+        let enqueued_at = Instant::now();
+        if attempt == Attempt::First
+            && let Some(version) = queue.sold_out.cached_denial(&request.user_id, request.quantity)
+        {
+            let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
+            let decision = Decision { outcome, remaining: Some(0), version };
+            metrics::decided(result_of(&decision.outcome), enqueued_at.elapsed());
+            metrics::sold_out_from_cache();
+            return Ok(decision);
+        }
+        let (answer, decision) = oneshot::channel();
+        let pending = PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
+        queue.pending.try_send(pending).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => BatcherError::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => BatcherError::Stopped,
+        })?;
+        decision.await.map_err(|_| BatcherError::Stopped)?
+    }
+
+    /// Takes note that this core has given something back to `campaign`, or changed its rules: what is remembered of it
+    /// is older than that.
+    pub fn invalidate(&self, campaign: &CampaignId) {
+        if let Some(queue) = self.queues.read().unwrap_or_else(PoisonError::into_inner).get(campaign) {
+            queue.sold_out.invalidate();
+        }
+    }
+
+    /// Drops the queues that no claim has come by enqueued_at this was last called, with what they know by heart; how many.
+    pub fn drop_idle_queues(&self) -> usize {
+        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
+        let before = queues.len();
+        // Whoever still waits for a decision holds the queue: it was handed out under the lock that is held here.
+        queues.retain(|_, queue| queue.used.swap(false, Ordering::Relaxed) || Arc::strong_count(queue) > 1);
+        before - queues.len()
+    }
+
+    fn queue(&self, handle: &Arc<CampaignHandle>, id: &CampaignId) -> Arc<CampaignQueue> {
+        if let Some(queue) = self.queues.read().unwrap_or_else(PoisonError::into_inner).get(id) {
+            queue.used.store(true, Ordering::Relaxed);
+            return Arc::clone(queue);
+        }
+        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
+        let queue = queues.entry(id.clone()).or_insert_with(|| {
+            let (pending, receiver) = mpsc::channel(PENDING_MAX);
+            let sold_out = Arc::default();
+            let worker = Worker {
+                sync: Arc::clone(&self.sync),
+                handle: Arc::clone(handle),
+                sold_out: Arc::clone(&sold_out),
+            };
+            tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
+            Arc::new(CampaignQueue { pending, sold_out, used: AtomicBool::new(true) })
+        });
+        Arc::clone(queue)
+    }
+}
+
+/// Takes claims out of a queue and has them decided.
+#[derive(Debug)]
+struct Worker {
+    sync: Arc<CampaignSync>,
+    handle: Arc<CampaignHandle>,
+    sold_out: Arc<SoldOutCache>,
+}
+
+impl Worker {
+    async fn run(self: Arc<Self>, batch_max: usize, mut queue: mpsc::Receiver<PendingClaim>) {
+        let calls_max = IN_FLIGHT_MAX / batch_max;
+        let calls = Arc::new(Semaphore::new(calls_max));
+        let others = u32::try_from(calls_max - 1).unwrap_or(u32::MAX);
+        // The permit comes first: what arrives while all calls are under way goes in the next one, together.
+        while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
+            // Beside a call that is under way a further one pays only when it is full: much of Redis' work for a call is
+            // the same for one claim and for many. Batches of one are always full.
+            if batch_max > 1 && queue.len() < batch_max {
+                let _ = calls.acquire_many(others).await;
+            }
+            let mut batch = Vec::new();
+            if queue.recv_many(&mut batch, batch_max).await == 0 {
+                return;
+            }
+            let worker = Arc::clone(&self);
+            tokio::spawn(async move {
+                worker.decide(batch).await;
+                drop(permit);
+            });
+        }
+    }
+
+    /// Decides a batch and answers everyone in it.
+    async fn decide(&self, mut batch: Vec<PendingClaim>) {
+        while !batch.is_empty() {
+            metrics::batch(batch.len());
+            let claims: Vec<_> = batch.iter().map(|claim| (&claim.id, claim.quantity.get())).collect();
+            match self.sync.claim(&self.handle, &claims).await {
+                // Holds that were due have come back; whoever has to ask again does so now, and something came back
+                // for each time round.
+                Ok(decided) => {
+                    let sold_out_denials = decided.sold_out_denials();
+                    if sold_out_denials > 0 {
+                        self.sold_out.record_sold_out(sold_out_denials, &self.sync, &self.handle);
+                    }
+                    batch = answer(batch, &decided);
+                }
+                Err(error) => {
+                    let error = Arc::new(error);
+                    for claim in batch.drain(..) {
+                        metrics::undecided(reason_of(&error));
+                        let _ = claim.answer.send(Err(BatcherError::Sync(Arc::clone(&error))));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Answers a decided batch; returns whoever has to ask again.
+fn answer(batch: Vec<PendingClaim>, decided: &Decided) -> Vec<PendingClaim> {
+    let mut again = Vec::new();
+    for (claim, verdict) in batch.into_iter().zip(&decided.verdicts) {
+        if *verdict == Verdict::RetryAfterSweep {
+            again.push(claim);
+            continue;
+        }
+        let PendingClaim { id, quantity, enqueued_at, answer } = claim;
+        let decision = decision(decided, verdict, id, quantity);
+        let result = decision.as_ref().map_or("put_off", |decision| result_of(&decision.outcome));
+        metrics::decided(result, enqueued_at.elapsed());
+        // Nobody there any more is no failure: the claim stands, and a retry finds it.
+        let _ = answer.send(decision);
+    }
+    again
+}
+
+fn decision(
+    decided: &Decided,
+    verdict: &Verdict,
+    id: ClaimId,
+    quantity: Quantity,
+) -> Result<Decision, BatcherError> {
+    let claim = |status, sequence, claimed_at, expires_at| Claim {
+        campaign_id: id.campaign.clone(),
+        user_id: id.user.clone(),
+        id,
+        quantity,
+        status,
+        sequence,
+        claimed_at,
+        expires_at,
+        persisted: None,
+    };
+    let (outcome, taken) = match *verdict {
+        Verdict::RetryAfterSweep | Verdict::OutboxFull => return Err(BatcherError::Overloaded),
+        Verdict::Denied(denial) => (Outcome::Denied(denial), 0),
+        Verdict::Granted { sequence, expires_at: None, taken } => {
+            (Outcome::Granted(claim(ClaimStatus::Granted, sequence, decided.now, None)), taken)
+        }
+        Verdict::Granted { sequence, expires_at, taken } => {
+            (Outcome::Held(claim(ClaimStatus::Held, sequence, decided.now, expires_at)), taken)
+        }
+        Verdict::Replayed { claim: ClaimRecord { status, sequence, claimed_at, expires_at, .. }, taken } => {
+            (Outcome::Replayed(claim(status, sequence, claimed_at, expires_at)), taken)
+        }
+    };
+    let left = |total| u32::try_from(u64::from(total).saturating_sub(taken)).unwrap_or(u32::MAX);
+    Ok(Decision { outcome, remaining: decided.total.map(left), version: decided.version })
+}
+
+/// A decision as metrics have it.
+fn result_of(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Granted(_) => "granted",
+        Outcome::Held(_) => "held",
+        Outcome::Replayed(_) => "replayed",
+        Outcome::Denied(denial) => denial.code().as_str(),
+    }
+}
+
+/// Why there is no decision, as metrics have it.
+fn reason_of(error: &SyncError) -> &'static str {
+    match error {
+        SyncError::Redis(RedisStoreError::NotReady(_)) => "not_ready",
+        SyncError::Redis(RedisStoreError::OutOfMemory(_)) => "out_of_memory",
+        SyncError::Redis(_) | SyncError::Sql(_) => "unavailable",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::sql::{SqlStore, sqlite_url};
+    use crate::domain::campaign_change::NewCampaign;
+    use crate::engine::registry::CampaignRegistry;
+
+    /// A gate before a Redis that nobody runs: each claim gets an error, and a queue.
+    async fn batcher(folder: &tempfile::TempDir) -> ClaimBatcher {
+        let sql = SqlStore::open(&sqlite_url(&folder.path().join("register"))).await.unwrap();
+        let client = redis::Client::open("redis+unix:///nowhere/redis.sock").unwrap();
+        ClaimBatcher::new(Arc::new(RedisStore::new(client, sql, 1)), BATCH_MAX)
+    }
+
+    fn handle(campaigns: &CampaignRegistry, id: &str) -> Arc<CampaignHandle> {
+        let body = format!(r#"{{"id":"{id}","name":"x","starts_at":"2026-01-01T00:00:00Z"}}"#);
+        campaigns.learn(NewCampaign::parse(body.as_bytes()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_lane_goes_once_no_claim_has_come_by_for_a_while_and_comes_back_with_the_next() {
+        let (folder, campaigns) = (tempfile::tempdir().unwrap(), CampaignRegistry::default());
+        let batcher = batcher(&folder).await;
+        let (busy, idle) = (handle(&campaigns, "busy"), handle(&campaigns, "idle"));
+        for handle in [&busy, &idle] {
+            batcher.queue(handle, &handle.campaign().id);
+        }
+        assert_eq!(batcher.drop_idle_queues(), 0, "each was used enqueued_at its beginning");
+        let waiting = batcher.queue(&busy, &busy.campaign().id);
+        assert_eq!(batcher.drop_idle_queues(), 1, "the idle one goes");
+        assert_eq!(batcher.drop_idle_queues(), 0, "one that somebody waits in stays");
+        drop(waiting);
+        assert_eq!(batcher.drop_idle_queues(), 1);
+        let again = batcher.queue(&idle, &idle.campaign().id);
+        assert!(!again.waiting.is_closed(), "a new worker takes what comes");
+    }
+}

@@ -1,0 +1,259 @@
+//! Campaigns: shown, created, changed. SQL first, then Redis by version.
+
+use std::sync::Arc;
+
+use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{CampaignId, CampaignView, Timestamp};
+
+use super::handle::CampaignHandle;
+use super::reconcile::{Reconciler, Reconciliation};
+use super::recovery::Recovered;
+use super::sync::SyncError;
+use super::{Engine, EngineError};
+use crate::domain::campaign::Campaign;
+use crate::domain::campaign_change::CampaignPatch;
+use crate::store::redis::keys::Keys;
+use crate::store::redis::scripts::Counters;
+use crate::store::sql::{Change, Changed};
+
+/// A campaign with its live counters.
+#[derive(Debug)]
+pub struct CampaignStatus {
+    /// Its rules.
+    pub campaign: Arc<Campaign>,
+    /// Its counters; `None` while they cannot be had.
+    pub counters: Option<Counters>,
+}
+
+/// A page of campaigns.
+#[derive(Debug)]
+pub struct CampaignList {
+    /// The campaigns, in the order of their ids.
+    pub items: Vec<CampaignStatus>,
+    /// Behind which id the next page begins; `None` on the last.
+    pub next_cursor: Option<String>,
+}
+
+/// What became of a campaign that was to be created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// It was created.
+    New,
+    /// An identical one exists.
+    Identical,
+}
+
+impl Engine {
+    /// The campaign `id`; one that this core has not heard of yet is looked for in SQL.
+    ///
+    /// # Errors
+    /// [`EngineError::CampaignNotFound`], or when SQL does not answer.
+    pub async fn handle(&self, id: &CampaignId) -> Result<Arc<CampaignHandle>, EngineError> {
+        match self.registry.get(id) {
+            Some(handle) => Ok(handle),
+            None => Ok(self.registry.update(self.campaign(id).await?)),
+        }
+    }
+
+    /// The campaign as SQL has it now.
+    ///
+    /// # Errors
+    /// As [`Self::handle`].
+    pub async fn campaign(&self, id: &CampaignId) -> Result<Campaign, EngineError> {
+        self.sync.sql.campaign(id).await?.ok_or(EngineError::CampaignNotFound)
+    }
+
+    /// The campaign as callers see it.
+    ///
+    /// # Errors
+    /// When there is none, or a store does not answer.
+    pub async fn view(&self, id: &CampaignId) -> Result<CampaignView, EngineError> {
+        let handle = self.handle(id).await?;
+        let (counters, _) = self.read(&handle, None).await?;
+        let campaign = self.campaign_at(&handle, counters.version).await?;
+        Ok(campaign.view(counters.taken, counters.now))
+    }
+
+    /// The campaign with its live counters, or, while these cannot be had, without.
+    ///
+    /// # Errors
+    /// When there is none, or SQL does not answer.
+    pub async fn status(&self, id: &CampaignId) -> Result<CampaignStatus, EngineError> {
+        let handle = self.handle(id).await?;
+        let counters = match self.read(&handle, None).await {
+            Ok((counters, _)) => Some(counters),
+            Err(error) => {
+                tracing::warn!(%error, campaign = %id, "no live counters");
+                None
+            }
+        };
+        let campaign = self.campaign_at(&handle, counters.map_or(0, |counters| counters.version)).await?;
+        Ok(CampaignStatus { campaign, counters })
+    }
+
+    /// Up to `limit` campaigns behind the id `after`.
+    ///
+    /// # Errors
+    /// When SQL does not answer.
+    pub async fn list(&self, after: &str, limit: u32) -> Result<CampaignList, EngineError> {
+        let page = self.sync.sql.campaigns(after, limit).await?;
+        let mut items = Vec::with_capacity(page.campaigns.len());
+        for campaign in &page.campaigns {
+            items.push(self.status(&campaign.id).await?);
+        }
+        Ok(CampaignList { items, next_cursor: page.last.filter(|_| page.is_full) })
+    }
+
+    /// Compares Redis and SQL; changes nothing.
+    ///
+    /// # Errors
+    /// When there is no such campaign, or a store does not answer.
+    pub async fn compare(&self, id: &CampaignId) -> Result<Reconciliation, EngineError> {
+        Ok(self.reconciler().compare(&*self.handle(id).await?).await?)
+    }
+
+    /// Repairs what is safe to repair, and says what that was.
+    ///
+    /// # Errors
+    /// As [`Self::compare`].
+    pub async fn repair(&self, id: &CampaignId) -> Result<Reconciliation, EngineError> {
+        Ok(self.reconciler().repair(&*self.handle(id).await?).await?)
+    }
+
+    /// The campaign's rules at `version` or newer: Redis may already decide by rules that another core has set.
+    async fn campaign_at(
+        &self,
+        handle: &Arc<CampaignHandle>,
+        version: u64,
+    ) -> Result<Arc<Campaign>, EngineError> {
+        let campaign = handle.campaign();
+        if campaign.version >= version {
+            return Ok(campaign);
+        }
+        Ok(self.registry.update(self.campaign(&campaign.id).await?).campaign())
+    }
+
+    /// Creates a campaign at `now`, for the caller of that name, and brings it into Redis.
+    ///
+    /// # Errors
+    /// [`EngineError::CampaignExists`], [`EngineError::OfAnotherRegister`], or when a store does not answer: the campaign
+    /// may have been created then.
+    pub async fn create(&self, campaign: Campaign, who: &str, now: Timestamp) -> Result<Created, EngineError> {
+        if self.is_of_another_register(&campaign.id).await? {
+            return Err(EngineError::OfAnotherRegister);
+        }
+        match self.sync.sql.create(&campaign, Change { who, what: "create", at: now }).await? {
+            None => {
+                let handle = self.registry.update(campaign);
+                self.recovery.ensure_ready(&handle).await?;
+                Ok(Created::New)
+            }
+            Some(found) if found.same_rules(&campaign) => Ok(Created::Identical),
+            Some(_) => Err(EngineError::CampaignExists),
+        }
+    }
+
+    /// Whether Redis holds keys of a campaign that SQL does not know.
+    async fn is_of_another_register(&self, id: &CampaignId) -> Result<bool, EngineError> {
+        // SQL is asked last: another core may be creating the campaign at this moment.
+        Ok(self.sync.redis.holds_any(&Keys::of(id)).await? && self.sync.sql.campaign(id).await?.is_none())
+    }
+
+    /// Changes a campaign's rules at `now`, for the caller of that name. They count from the next decision on.
+    ///
+    /// # Errors
+    /// [`EngineError::VersionConflict`], [`EngineError::Invalid`], or when a store does not answer: the change may have
+    /// been made then.
+    pub async fn update(
+        &self,
+        id: &CampaignId,
+        patch: CampaignPatch,
+        who: &str,
+        now: Timestamp,
+    ) -> Result<(), EngineError> {
+        let before = self.campaign(id).await?;
+        if before.version != patch.version {
+            return Err(EngineError::VersionConflict(before.version));
+        }
+        let after = patch.apply(&before).map_err(EngineError::Invalid)?;
+        self.change(&before, after, Change { who, what: "update", at: now }).await
+    }
+
+    /// Pauses, resumes or ends a campaign; done too when it is so already.
+    ///
+    /// # Errors
+    /// [`EngineError::CampaignEnded`], or as [`Self::update`].
+    pub async fn set_admin_state(
+        &self,
+        id: &CampaignId,
+        admin_state: AdminState,
+        change: Change<'_>,
+    ) -> Result<(), EngineError> {
+        let before = self.campaign(id).await?;
+        if before.admin_state == AdminState::Ended && admin_state != AdminState::Ended {
+            return Err(EngineError::CampaignEnded);
+        }
+        let version = if before.admin_state == admin_state { before.version } else { before.version + 1 };
+        let after = Campaign { admin_state, version, ..before.clone() };
+        self.change(&before, after, change).await
+    }
+
+    /// Writes a change to SQL, then to Redis.
+    async fn change(&self, before: &Campaign, after: Campaign, change: Change<'_>) -> Result<(), EngineError> {
+        let changed = if after.version == before.version {
+            after
+        } else {
+            match self.sync.sql.change(before.version, &after, change).await? {
+                Some(Changed::Done(campaign)) => campaign,
+                Some(Changed::Conflict(now)) => return Err(EngineError::VersionConflict(now.version)),
+                None => return Err(EngineError::CampaignNotFound),
+            }
+        };
+        let handle = self.registry.update(changed);
+        // An ended campaign that has left Redis stays away: there is nothing to put into force.
+        if handle.campaign().evicted.is_some() {
+            return Ok(());
+        }
+        match self.put_into_force(&handle).await {
+            // One that had left and has a future again comes back first.
+            Err(error) if error.not_ready_reason().is_some() => {
+                if let Err(reason) = self.recovery.ensure_ready(&handle).await {
+                    tracing::warn!(error = %reason, campaign = %handle.campaign().id, "not ready");
+                    return Err(error.into());
+                }
+                Ok(self.put_into_force(&handle).await?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Puts the campaign's rules into force in Redis.
+    ///
+    /// # Errors
+    /// When they may not be in force.
+    pub async fn put_into_force(&self, handle: &CampaignHandle) -> Result<(), SyncError> {
+        let campaign = handle.campaign();
+        self.sync.set_rules(handle, &campaign).await?;
+        self.batcher.invalidate(&campaign.id);
+        handle.mark_rules_applied(campaign.version);
+        Ok(())
+    }
+
+    fn reconciler(&self) -> Reconciler<'_> {
+        Reconciler { sync: &self.sync, recovery: &self.recovery }
+    }
+
+    /// Makes sure that a campaign is ready: loads it from SQL if it is not.
+    ///
+    /// # Errors
+    /// [`EngineError::LoadingElsewhere`], or when a store does not answer.
+    pub async fn warm_up(&self, id: &CampaignId) -> Result<(), EngineError> {
+        let handle = self.handle(id).await?;
+        let recovered = self.recovery.maintain(&handle).await;
+        self.batcher.invalidate(id);
+        match recovered? {
+            Recovered::Ready | Recovered::Loaded(_) => Ok(()),
+            Recovered::Elsewhere => Err(EngineError::LoadingElsewhere),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Claims: decided, looked up, confirmed and returned, in Redis or, where the campaign has left it, in SQL.
+
+use std::sync::Arc;
+
+use claimgate_shared::{Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Quantity, Timestamp};
+
+use super::batcher::{BatcherError, Decision};
+use super::handle::CampaignHandle;
+use super::sync::SyncError;
+use super::{Engine, EngineError, evicted};
+use crate::domain::claim_record::ClaimRecord;
+use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::not_ready::NotReadyReason;
+use crate::store::redis::scripts::{Counters, Malformed};
+use crate::store::redis::RedisStoreError;
+use crate::store::sql::{ClaimCursor, ClaimPage, Transitioned};
+
+impl Engine {
+    /// Decides a claim.
+    ///
+    /// # Errors
+    /// When it was not decided, or is not known to be.
+    pub async fn claim(&self, request: &ClaimRequest, attempt: Attempt) -> Result<Decision, EngineError> {
+        let handle = self.handle(&request.campaign_id).await?;
+        let campaign = handle.campaign();
+        match campaign.evicted {
+            None => Ok(self.batcher.claim(&handle, request, attempt).await?),
+            Some(evicted) => {
+                let decided = evicted::decide(&self.sync.sql, &campaign, evicted, request).await;
+                Ok(decided.map_err(BatcherError::from)?)
+            }
+        }
+    }
+
+    /// The claim `id` as it stands, and whether SQL holds it so.
+    ///
+    /// # Errors
+    /// [`EngineError::ClaimNotFound`], or when a store does not answer.
+    pub async fn look_up(&self, id: ClaimId) -> Result<Claim, EngineError> {
+        let handle = self.handle_of_claim(&id).await?;
+        let (_, record) = self.read(&handle, Some(&id)).await?;
+        match (record, self.sync.sql.claim(&id).await?) {
+            (Some(record), row) => {
+                let persisted = row.is_some_and(|row| {
+                    // The same claim: a revoked one has another place.
+                    row.claim.sequence == record.sequence && row.revision >= u64::from(record.revision)
+                });
+                standing(id, &record, Some(persisted))
+            }
+            (None, Some(row)) => Ok(Claim { persisted: Some(true), ..row.claim }),
+            (None, None) => Err(EngineError::ClaimNotFound),
+        }
+    }
+
+    /// Up to `limit` of a campaign's claims behind `after`, as SQL has them.
+    ///
+    /// # Errors
+    /// When SQL does not answer.
+    pub async fn claims(
+        &self,
+        campaign: &CampaignId,
+        after: &ClaimCursor,
+        limit: u32,
+    ) -> Result<ClaimPage, EngineError> {
+        Ok(self.sync.sql.claims(campaign, after, limit).await?)
+    }
+
+    /// Confirms a held claim at `now`.
+    ///
+    /// # Errors
+    /// [`EngineError::ClaimStands`] when it has expired, or was returned or revoked.
+    pub async fn confirm(&self, id: ClaimId, now: Timestamp) -> Result<Claim, EngineError> {
+        let claim = self.transition(id, ClaimTransition::Confirm, now).await?;
+        match claim.status {
+            ClaimStatus::Granted | ClaimStatus::Held => Ok(claim),
+            _ => Err(EngineError::ClaimStands(Box::new(claim))),
+        }
+    }
+
+    /// Returns a claim's units at `now`; a claim that has expired stays as it is.
+    ///
+    /// # Errors
+    /// [`EngineError::ClaimStands`] when it was revoked.
+    pub async fn return_units(&self, id: ClaimId, now: Timestamp) -> Result<Claim, EngineError> {
+        let claim = self.transition(id, ClaimTransition::Return, now).await?;
+        match claim.status {
+            ClaimStatus::Revoked => Err(EngineError::ClaimStands(Box::new(claim))),
+            _ => Ok(claim),
+        }
+    }
+
+    async fn transition(
+        &self,
+        id: ClaimId,
+        transition: ClaimTransition,
+        now: Timestamp,
+    ) -> Result<Claim, EngineError> {
+        let handle = self.handle_of_claim(&id).await?;
+        if handle.campaign().evicted.is_some() {
+            match self.sync.sql.transition(&id, transition, now).await? {
+                Transitioned::Stands(claim) => return Ok(claim),
+                Transitioned::Changed(claim, campaign) => {
+                    self.registry.update(campaign);
+                    return Ok(claim);
+                }
+                Transitioned::Unknown => return Err(EngineError::ClaimNotFound),
+                // It has come back since this core last asked.
+                Transitioned::NotEvicted => drop(self.registry.update(self.campaign(&id.campaign).await?)),
+            }
+        }
+        let record = self.sync.transition(&handle, &id, transition).await?;
+        self.batcher.invalidate(&id.campaign);
+        if let Some(record) = record {
+            return standing(id, &record, None);
+        }
+        // Not in Redis: revoked, or Redis has lost it. Only SQL can tell.
+        match self.sync.sql.claim(&id).await? {
+            None => Err(EngineError::ClaimNotFound),
+            Some(row) if row.claim.status == ClaimStatus::Revoked => Ok(row.claim),
+            Some(_) => {
+                handle.mark_not_ready(NotReadyReason::ClaimMissing);
+                Err(SyncError::not_ready(NotReadyReason::ClaimMissing).into())
+            }
+        }
+    }
+
+    /// The campaign's counters, and the claim `id` where Redis has it.
+    pub(super) async fn read(
+        &self,
+        handle: &CampaignHandle,
+        id: Option<&ClaimId>,
+    ) -> Result<(Counters, Option<ClaimRecord>), SyncError> {
+        let campaign = handle.campaign();
+        match campaign.evicted {
+            None => self.sync.read(handle, id).await,
+            Some(evicted) => Ok((evicted::counters(&campaign, evicted), None)),
+        }
+    }
+
+    /// The campaign of a claim; an id that leads nowhere has no claim.
+    async fn handle_of_claim(&self, id: &ClaimId) -> Result<Arc<CampaignHandle>, EngineError> {
+        self.handle(&id.campaign).await.map_err(|error| match error {
+            EngineError::CampaignNotFound => EngineError::ClaimNotFound,
+            error => error,
+        })
+    }
+}
+
+fn standing(id: ClaimId, record: &ClaimRecord, persisted: Option<bool>) -> Result<Claim, EngineError> {
+    let malformed = |_| RedisStoreError::from(Malformed::new(format!("quantity {}", record.quantity)));
+    let quantity = Quantity::try_from(record.quantity).map_err(malformed)?;
+    Ok(Claim {
+        campaign_id: id.campaign.clone(),
+        user_id: id.user.clone(),
+        id,
+        quantity,
+        status: record.status,
+        sequence: record.sequence,
+        claimed_at: record.claimed_at,
+        expires_at: record.expires_at,
+        persisted,
+    })
+}

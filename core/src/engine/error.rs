@@ -1,0 +1,67 @@
+//! Why the engine did not do what it was asked.
+
+use std::sync::Arc;
+
+use claimgate_shared::{Claim, Problem};
+
+use super::batcher::BatcherError;
+use super::recovery::RecoveryError;
+use super::sync::SyncError;
+use crate::store::redis::RedisStoreError;
+use crate::store::sql::SqlError;
+
+/// Why the engine did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// There is no such campaign.
+    #[error("there is no such campaign")]
+    CampaignNotFound,
+    /// There is no such claim.
+    #[error("there is no such claim")]
+    ClaimNotFound,
+    /// Another campaign has the id.
+    #[error("another campaign has this id")]
+    CampaignExists,
+    /// Redis has keys of a campaign of that id which belongs to another register.
+    #[error("Redis holds another register's campaign of this id")]
+    OfAnotherRegister,
+    /// The campaign is at this version, and the change was made against another.
+    #[error("the campaign is at version {0}")]
+    VersionConflict(u64),
+    /// The campaign was ended by an admin, for good.
+    #[error("an ended campaign stays ended")]
+    CampaignEnded,
+    /// The claim stands as it is, and cannot become what was asked for.
+    #[error("the claim is {}", .0.status.as_str())]
+    ClaimStands(Box<Claim>),
+    /// Another core is loading the campaign.
+    #[error("another core is loading the campaign")]
+    LoadingElsewhere,
+    /// The new rules contradict each other.
+    #[error("the rules are not valid: {}", .0.detail)]
+    Invalid(Problem),
+    /// A claim was not decided, or is not known to be.
+    #[error(transparent)]
+    Batcher(#[from] BatcherError),
+    /// A call on the campaign gave no answer.
+    #[error(transparent)]
+    Sync(#[from] SyncError),
+    /// The campaign could not be brought back.
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
+    /// SQL did not answer.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+}
+
+impl From<RedisStoreError> for EngineError {
+    fn from(error: RedisStoreError) -> Self {
+        Self::Sync(error.into())
+    }
+}
+
+impl From<SqlError> for BatcherError {
+    fn from(error: SqlError) -> Self {
+        Self::Sync(Arc::new(error.into()))
+    }
+}

@@ -1,0 +1,48 @@
+//! Campaigns that have left Redis: over, drained, and answered for by SQL alone. Nothing can be granted there any more,
+//! but a winner's retry still meets its claim.
+
+use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{ClaimRequest, ClaimStatus, Denial, Outcome};
+
+use super::batcher::Decision;
+use crate::clock;
+use crate::domain::campaign::{Campaign, Evicted};
+use crate::store::redis::scripts::Counters;
+use crate::store::sql::{SqlError, SqlStore};
+
+/// Decides a claim on an archived campaign: a replay, or the denial that it is over.
+pub async fn decide(
+    sql: &SqlStore,
+    campaign: &Campaign,
+    evicted: Evicted,
+    request: &ClaimRequest,
+) -> Result<Decision, SqlError> {
+    let row = sql.claim(&request.claim_id()).await?;
+    let outcome = match row.map(|row| row.claim).filter(|claim| claim.status != ClaimStatus::Revoked) {
+        Some(claim) if claim.quantity == request.quantity => Outcome::Replayed(claim),
+        Some(_) => Outcome::Denied(Denial::IdempotencyKeyReused),
+        None => Outcome::Denied(over(campaign)),
+    };
+    Ok(Decision { outcome, remaining: campaign.remaining(evicted.taken), version: campaign.version })
+}
+
+/// The first rule that refuses, as `claim.lua` has it: what an admin has set comes before the window.
+fn over(campaign: &Campaign) -> Denial {
+    match campaign.admin_state {
+        AdminState::Paused => Denial::Paused,
+        AdminState::Ended => Denial::Ended { ends_at: None },
+        AdminState::On => Denial::Ended { ends_at: campaign.window.ends_at() },
+    }
+}
+
+/// What the campaign came to, as Redis would have said.
+pub fn counters(campaign: &Campaign, evicted: Evicted) -> Counters {
+    Counters {
+        now: clock::now(),
+        version: campaign.version,
+        taken: evicted.taken,
+        sequence: evicted.sequence,
+        backlog: 0,
+        events: 0,
+    }
+}

@@ -1,0 +1,87 @@
+//! Takes campaigns out of Redis that are long over; SQL answers for them from then on (`evicted`).
+
+use std::time::Duration;
+
+use claimgate_shared::Timestamp;
+
+use super::handle::CampaignHandle;
+use super::recovery::{LEASE, Recovery, RecoveryError};
+use crate::clock;
+use crate::domain::campaign::{Campaign, Evicted};
+use crate::store::redis::lease::LeaseError;
+use crate::store::redis::loader::LoadError;
+
+/// For so long the clocks must not have stepped before a campaign is evicted for being over, unless it is to be sooner.
+const STEADY_MIN: Duration = Duration::from_secs(3600);
+/// Campaigns whose keys are removed in one go.
+const DROPS_MAX: u32 = 100;
+
+impl Recovery {
+    /// Whether `campaign` is over for long enough, by core's clock and by Redis' at `redis_now`, and both have been steady.
+    pub(super) fn is_long_over(&self, campaign: &Campaign, redis_now: Timestamp) -> bool {
+        let core_now = clock::now();
+        let now = core_now.min(redis_now);
+        let after_ms = i64::try_from(self.archive_after.as_millis()).unwrap_or(i64::MAX);
+        campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now)
+            && self.clocks.steady_for(core_now, redis_now) >= self.archive_after.min(STEADY_MIN)
+    }
+
+    /// Takes a campaign that is long over and drained out of Redis; SQL answers for it from then on.
+    pub(super) async fn evict_leased(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
+        let id = handle.campaign().id.clone();
+        let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
+            Ok(lease) => lease,
+            Err(LeaseError::Taken) => return Ok(()),
+            Err(LeaseError::Redis(error)) => return Err(error.into()),
+        };
+        let result = match self.evict(handle).await {
+            Err(RecoveryError::Load(LoadError::Late)) => Ok(()),
+            result => result,
+        };
+        let _ = lease.release().await;
+        result
+    }
+
+    async fn evict(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
+        let (counters, _) = self.sync.read(handle, None).await?;
+        let holds = self.sync.redis.hold_state(&handle.keys, counters.now).await?;
+        // A hold can still be confirmed; it expires by itself, and then it is this campaign's turn.
+        if holds.held > 0 {
+            return Ok(());
+        }
+        // From here on it is not ready: whatever stops this half way, the recovery finds it and loads it.
+        let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(()) };
+        if !self.is_long_over(&drawn, counters.now) {
+            return Ok(());
+        }
+        self.secure(handle, &drawn, suspended).await?;
+        let totals = self.sync.sql.totals(&drawn.id).await?;
+        let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
+        let epoch = suspended.epoch.max(drawn.epoch) + 1;
+        // Changed since the token was drawn, it may have a future again.
+        let Some(campaign) = self.sync.sql.evict(&drawn, epoch, evicted, clock::now()).await?
+        else {
+            return Ok(());
+        };
+        self.registry.update(campaign.clone());
+        tracing::info!(campaign = %campaign.id, taken = evicted.taken, "evicted: SQL answers for it now");
+        self.drop_keys(handle, &campaign).await
+    }
+
+    /// Removes an evicted campaign's keys, unless it has come back meanwhile.
+    async fn drop_keys(&self, handle: &CampaignHandle, evicted: &Campaign) -> Result<(), RecoveryError> {
+        if self.sync.redis.drop_keys(&handle.keys, &evicted.token.to_string()).await? {
+            self.sync.sql.keys_dropped(evicted).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the keys of campaigns that were evicted by a core that ended before it could remove them.
+    pub async fn drop_evicted(&self) -> Result<(), RecoveryError> {
+        for campaign in self.sync.sql.keys_to_drop(DROPS_MAX).await? {
+            let handle = self.registry.update(campaign.clone());
+            self.drop_keys(&handle, &campaign).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,166 @@
+//! Another register's campaign in this Redis: its claims written to a file, then its keys removed.
+//!
+//! Nothing that is served is removed. The campaign is suspended under a token that lies between two of its own register's:
+//! a core that serves it finds it so within 10 s, loads it under a higher token, and then it is left alone.
+
+use std::collections::HashSet;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use claimgate_shared::{CampaignId, ClaimId, UserId};
+use redis::Client;
+use tokio::time::{Instant, sleep};
+
+use crate::store::sql::{SqlStore, SqlError};
+use crate::domain::utc_offsets::day_text;
+use crate::store::redis::keys::Keys;
+use crate::store::redis::loader::LoadError;
+use crate::domain::claim_record::ClaimRecord;
+use crate::store::redis::{ClaimScan, KeysOwner, RedisStore, RedisStoreError};
+
+/// How long a core that serves the campaign has to bring it back.
+pub const SERVED_WITHIN: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Why the keys were not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum ForeignError {
+    /// Nothing is there.
+    #[error("this Redis has no campaign '{0}'")]
+    None(CampaignId),
+    /// The campaign is not foreign.
+    #[error("the campaign '{0}' is this register's own: its keys are removed when it is over")]
+    Ours(CampaignId),
+    /// A core brought the campaign back while it was waited for.
+    #[error(
+        "a core serves the campaign '{0}': its keys were left alone, and the file has the claims of before"
+    )]
+    Served(CampaignId),
+    /// The keys are of a layout that this version does not know.
+    #[error("the keys are of another layout: use the version of claimgate that wrote them")]
+    Layout,
+    /// Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisStoreError),
+    /// SQL.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+    /// The file.
+    #[error("{0}")]
+    File(#[from] csv::Error),
+}
+
+impl From<std::io::Error> for ForeignError {
+    fn from(error: std::io::Error) -> Self {
+        Self::File(error.into())
+    }
+}
+
+/// Writes all claims of the campaign `id` to `file`, which must not exist, and then removes its keys from the Redis at
+/// `redis_url`, unless the campaign is that of `database_url` or some core serves it; the number of claims. Takes 30 s.
+/// Dead letters stay.
+///
+/// # Errors
+/// When nothing was removed; the campaign may stay suspended then, until a core of its own loads it.
+pub async fn export_and_drop(
+    (redis_url, database_url): (&str, &str),
+    id: &CampaignId,
+    file: &Path,
+) -> Result<usize, ForeignError> {
+    let sql = SqlStore::as_it_is(database_url)?;
+    let client = Client::open(redis_url).map_err(RedisStoreError::from)?;
+    let redis = RedisStore::new(client, u64::MAX);
+    let keys = Keys::of(id);
+    let owner = redis.owner(&keys).await?.ok_or_else(|| ForeignError::None(id.clone()))?;
+    let here = sql.campaign(id).await?;
+    if here.is_some_and(|here| here.register_id.as_str() == owner.register_id) {
+        return Err(ForeignError::Ours(id.clone()));
+    }
+    let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+    let ours = KeysOwner { token: between_tokens(&owner.token), suspended: true, ..owner };
+    match redis.suspend(&keys, &ours.register_id, &ours.token).await {
+        Ok(_) => {}
+        Err(LoadError::Late) => return Err(ForeignError::Served(id.clone())),
+        Err(LoadError::Redis(RedisStoreError::NotReady(_))) => return Err(ForeignError::Layout),
+        Err(LoadError::Redis(error)) => return Err(error.into()),
+    }
+    let (text, claims) = csv_of(&redis, &keys, id).await?;
+    out.write_all(&text)?;
+    out.sync_all()?;
+    let until = Instant::now() + SERVED_WITHIN;
+    while Instant::now() < until {
+        if redis.owner(&keys).await?.as_ref() != Some(&ours) {
+            return Err(ForeignError::Served(id.clone()));
+        }
+        sleep(LOOK).await;
+    }
+    if redis.drop_keys(&keys, &ours.token).await? {
+        Ok(claims)
+    } else {
+        Err(ForeignError::Served(id.clone()))
+    }
+}
+
+/// A token above `token` and below the next that its register draws.
+fn between_tokens(token: &str) -> String {
+    let whole = token.split('.').next().unwrap_or_default();
+    format!("{whole}.5")
+}
+
+/// All claims of a suspended campaign, and how many they are.
+async fn csv_of(redis: &RedisStore, keys: &Keys, id: &CampaignId) -> Result<(Vec<u8>, usize), ForeignError> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record([
+        "id",
+        "user_id",
+        "quantity",
+        "status",
+        "sequence",
+        "day",
+        "claimed_at",
+        "expires_at",
+    ])?;
+    let mut seen = HashSet::new();
+    let mut at = Some(ClaimScan::START);
+    while let Some(from) = at {
+        let (claims, next) = redis.claims_page(keys, from).await?;
+        for (user, claim) in claims {
+            let line = line_of(id, &user, &claim);
+            // A scan may show a claim twice.
+            if seen.insert((user, claim.digest)) {
+                writer.write_record(line)?;
+            }
+        }
+        at = next;
+    }
+    let text = writer.into_inner().map_err(csv::IntoInnerError::into_error)?;
+    Ok((text, seen.len()))
+}
+
+fn line_of(campaign: &CampaignId, user: &UserId, claim: &ClaimRecord) -> [String; 8] {
+    let id = ClaimId { campaign: campaign.clone(), user: user.clone(), digest: claim.digest };
+    [
+        id.to_string(),
+        user.to_string(),
+        claim.quantity.to_string(),
+        claim.status.as_str().to_owned(),
+        claim.sequence.to_string(),
+        day_text(i64::from(claim.day)),
+        claim.claimed_at.to_string(),
+        claim.expires_at.map(|at| at.to_string()).unwrap_or_default(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_between_is_above_its_own_and_below_the_next_also_a_second_time() {
+        assert_eq!(between_tokens("7"), "7.5");
+        assert_eq!(between_tokens("7.5"), "7.5");
+    }
+}

@@ -1,0 +1,248 @@
+//! What this core holds of one campaign: its rules, how far it is known to have come, whether it is ready, and what it
+//! wants done.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::notices::Notices;
+use crate::domain::campaign::Campaign;
+use crate::domain::high_water_mark::HighWaterMark;
+use crate::domain::not_ready::NotReadyReason;
+use crate::store::redis::CallTarget;
+use crate::store::redis::keys::Keys;
+
+/// A campaign known to this core.
+#[derive(Debug)]
+pub struct CampaignHandle {
+    /// Its keys in Redis.
+    pub keys: Keys,
+    rules: RwLock<Arc<Campaign>>,
+    sequence: AtomicU64,
+    events: AtomicU64,
+    /// When Redis last decided something for this core, in milliseconds since `began`.
+    decided_ms: AtomicU64,
+    began: Instant,
+    /// The version last put into force by this core, and when.
+    applied: Mutex<Option<(u64, Instant)>>,
+    /// The connection to Redis since which SQL was asked how far the campaign had come.
+    synced_generation: AtomicU64,
+    readiness: AtomicU8,
+    /// Whether the maintenance has been told that the campaign needs it, and is not done yet.
+    in_maintenance: AtomicBool,
+    /// Whether the relay has been told of something in the outbox that it has not begun to read yet.
+    outbox_told: AtomicBool,
+    /// Whether the relay should also look for what a core that is gone has read and left lying.
+    leftovers: AtomicBool,
+    /// When the next hold falls due as far as is known, in milliseconds since `began`; `u64::MAX` for none.
+    hold_due_ms: AtomicU64,
+    notices: Arc<Notices>,
+}
+
+/// Rules are put into force again after this long, so that the UTC offsets reach far ahead.
+const RULES_AGE_MAX: Duration = Duration::from_hours(1);
+
+/// The next decision is expected within this time of the last.
+const BUSY_MS: u64 = 20;
+
+/// Two readings of when one and the same hold falls due differ by less.
+const EARLIER_MS: u64 = 20;
+
+/// Whether a campaign can be decided on, as far as this core knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Readiness {
+    /// Not called upon yet.
+    Unchecked,
+    /// It was ready when last called upon.
+    Ready,
+    /// It was not, and the maintenance knows.
+    NotReady,
+}
+
+impl CampaignHandle {
+    pub(super) fn new(campaign: Campaign, notices: Arc<Notices>) -> Self {
+        Self {
+            keys: Keys::of(&campaign.id),
+            sequence: AtomicU64::new(campaign.high_water_mark.sequence),
+            events: AtomicU64::new(campaign.high_water_mark.events),
+            decided_ms: AtomicU64::new(0),
+            began: Instant::now(),
+            rules: RwLock::new(Arc::new(campaign)),
+            applied: Mutex::default(),
+            synced_generation: AtomicU64::new(0),
+            readiness: AtomicU8::new(Readiness::Unchecked as u8),
+            in_maintenance: AtomicBool::new(false),
+            outbox_told: AtomicBool::new(false),
+            leftovers: AtomicBool::new(false),
+            hold_due_ms: AtomicU64::new(u64::MAX),
+            notices,
+        }
+    }
+
+    /// Records that nothing can be decided on the campaign, and tells the maintenance, once until [`Self::maintained`].
+    pub fn mark_not_ready(&self, reason: NotReadyReason) {
+        self.readiness.store(Readiness::NotReady as u8, Ordering::Release);
+        tracing::debug!(campaign = %self.campaign().id, %reason, "not ready");
+        self.needs_maintenance();
+    }
+
+    /// Tells the maintenance of the campaign, once until [`Self::maintained`].
+    pub fn needs_maintenance(&self) {
+        if !self.in_maintenance.swap(true, Ordering::AcqRel) {
+            self.notices.maintenance.put(self.campaign().id.clone());
+        }
+    }
+
+    /// Records that the maintenance is done with the campaign: it is told again from now on.
+    pub fn maintained(&self) {
+        self.in_maintenance.store(false, Ordering::Release);
+    }
+
+    /// Records that the campaign is ready. What its outbox held before is for the relay to read now.
+    pub fn mark_ready(&self) {
+        if self.readiness.swap(Readiness::Ready as u8, Ordering::AcqRel) != Readiness::Ready as u8 {
+            self.has_events();
+        }
+    }
+
+    /// Tells the relay that the outbox may hold something, once until [`Self::begin_relay`].
+    pub fn has_events(&self) {
+        if !self.outbox_told.swap(true, Ordering::AcqRel) {
+            self.notices.outbox.put(self.campaign().id.clone());
+        }
+    }
+
+    /// Tells the relay that entries lie in the outbox which another core may have read before it went away.
+    pub fn has_leftovers(&self) {
+        self.leftovers.store(true, Ordering::Release);
+        self.has_events();
+    }
+
+    /// Records that the outbox is about to be read: what is written from now on is told again. Whether there may be
+    /// leftovers of other cores.
+    pub fn begin_relay(&self) -> bool {
+        self.outbox_told.store(false, Ordering::Release);
+        self.leftovers.swap(false, Ordering::AcqRel)
+    }
+
+    /// Records that a hold falls due after `left`, and tells the maintenance if that is earlier than it knows of.
+    pub fn hold_due_in(&self, left: Duration) {
+        let due_ms = self.age_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        let earlier = |known_ms: u64| (due_ms.saturating_add(EARLIER_MS) < known_ms).then_some(due_ms);
+        if self.hold_due_ms.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier).is_ok() {
+            self.notices.holds.put(self.campaign().id.clone());
+        }
+    }
+
+    /// How long until the next hold falls due, as far as is known; zero when one is due.
+    pub fn next_hold(&self) -> Option<Duration> {
+        match self.hold_due_ms.load(Ordering::Acquire) {
+            u64::MAX => None,
+            due_ms => Some(Duration::from_millis(due_ms.saturating_sub(self.age_ms()))),
+        }
+    }
+
+    /// Records that due holds are about to be given back: what falls due from now on is told again.
+    pub fn begin_sweep(&self) {
+        self.hold_due_ms.store(u64::MAX, Ordering::Release);
+    }
+
+    /// Whether the campaign was ready when it was last called upon.
+    pub fn is_ready(&self) -> bool {
+        self.readiness.load(Ordering::Acquire) == Readiness::Ready as u8
+    }
+
+    /// Whether Redis is known to hold the campaign.
+    pub fn is_in_redis(&self) -> bool {
+        self.is_ready() && self.campaign().evicted.is_none()
+    }
+
+    /// The connection to Redis since which SQL was asked how far the campaign had come; 0 for none.
+    pub fn synced_generation(&self) -> u64 {
+        self.synced_generation.load(Ordering::Acquire)
+    }
+
+    /// Records that SQL was asked how far the campaign had come since the connection `generation`.
+    pub fn mark_synced(&self, generation: u64) {
+        self.synced_generation.store(generation, Ordering::Release);
+    }
+
+    /// The campaign as the register had it when last looked at.
+    pub fn campaign(&self) -> Arc<Campaign> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// How far the campaign is known to have come, by what Redis has acknowledged to this core and by what SQL has: a
+    /// Redis that is behind has lost claims.
+    pub fn high_water_mark(&self) -> HighWaterMark {
+        HighWaterMark {
+            sequence: self.sequence.load(Ordering::Acquire),
+            events: self.events.load(Ordering::Acquire),
+        }
+    }
+
+    /// Records that the campaign has come so far. Events not heard of before wait in the outbox.
+    pub fn observe(&self, high_water_mark: HighWaterMark) {
+        self.sequence.fetch_max(high_water_mark.sequence, Ordering::AcqRel);
+        if self.events.fetch_max(high_water_mark.events, Ordering::AcqRel) < high_water_mark.events {
+            self.has_events();
+        }
+    }
+
+    /// Records that Redis has decided claims for this core.
+    pub fn record_decision(&self) {
+        self.decided_ms.store(self.age_ms(), Ordering::Relaxed);
+    }
+
+    /// Whether Redis has decided claims for this core within the last 20 ms.
+    pub fn is_busy(&self) -> bool {
+        let decided_ms = self.decided_ms.load(Ordering::Relaxed);
+        decided_ms > 0 && self.age_ms() < decided_ms + BUSY_MS
+    }
+
+    /// `campaign`, as this core holds it, to call a script on.
+    pub fn target<'a>(&'a self, campaign: &'a Campaign) -> CallTarget<'a> {
+        CallTarget {
+            keys: &self.keys,
+            epoch: campaign.epoch,
+            minimum_events: self.high_water_mark().events,
+            register_id: &campaign.register_id,
+        }
+    }
+
+    fn age_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Records that the rules of `version` are in force in Redis.
+    pub fn mark_rules_applied(&self, version: u64) {
+        *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
+    }
+
+    /// Whether the rules have to be put into force: newer than what was, or not for long.
+    pub fn rules_are_due(&self) -> bool {
+        let campaign = self.campaign();
+        if campaign.evicted.is_some() {
+            return false;
+        }
+        let version = campaign.version;
+        let applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        applied.is_none_or(|(last, at)| last < version || at.elapsed() > RULES_AGE_MAX)
+    }
+
+    /// Takes over the campaign as the register has it, unless it is older.
+    pub(super) fn update(&self, campaign: Campaign) {
+        self.observe(campaign.high_water_mark);
+        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        let order = (campaign.epoch, campaign.version).cmp(&(rules.epoch, rules.version));
+        // What is given back after a campaign has left Redis raises neither.
+        let given_back = || match (campaign.evicted, rules.evicted) {
+            (Some(now), Some(before)) => now.taken < before.taken,
+            _ => false,
+        };
+        if order.is_gt() || (order.is_eq() && given_back()) {
+            *rules = Arc::new(campaign);
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Brings campaigns back whose counters in Redis are missing, behind, or of another epoch.
+//!
+//! The order matters: draw a token from the campaign's row in SQL, suspend in Redis under it, drain what is left to SQL,
+//! raise the epoch in SQL, load from SQL, open. Loading beside a live outbox would count twice; raising the epoch late would
+//! let an old drain exceed a limit. Whoever suspends makes every older loader late, wherever it stands: leases only save
+//! work. A campaign that was just created comes into Redis in the same way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use claimgate_shared::UserId;
+use futures_util::StreamExt as _;
+use tokio::time::{Instant, sleep};
+
+use super::handle::CampaignHandle;
+use super::registry::CampaignRegistry;
+use super::sync::{CampaignSync, SyncError};
+use crate::clock::{self, Clocks};
+use crate::domain::campaign::Campaign;
+use crate::domain::claim_record::ClaimRecord;
+use crate::domain::event::{ClaimEvent, OutboxEntry};
+use crate::domain::high_water_mark::HighWaterMark;
+use crate::domain::not_ready::NotReadyReason;
+use crate::metrics;
+use crate::store::redis::lease::{LeaseError, LeaseHolder};
+use crate::store::redis::loader::{LoadError, Loader};
+use crate::store::redis::scripts::Suspended;
+use crate::store::redis::{ClaimScan, RedisStoreError};
+use crate::store::sql::{OutboxWriteError, SqlError};
+
+/// A crashed loader keeps others waiting for so long.
+pub(super) const LEASE: Duration = Duration::from_secs(5);
+/// How long a caller waits for a campaign that another core is loading, and how often it looks. A schedule that holds that
+/// core up would be waited for in vain.
+const READY_WAIT: Duration = if cfg!(feature = "steps") { Duration::ZERO } else { Duration::from_secs(1) };
+const READY_LOOK: Duration = Duration::from_millis(10);
+
+/// Brings campaigns back.
+#[derive(Debug)]
+pub struct Recovery {
+    /// Both stores.
+    pub sync: Arc<CampaignSync>,
+    /// The campaigns of this core.
+    pub registry: Arc<CampaignRegistry>,
+    /// How long a campaign stays in Redis after it is over.
+    pub archive_after: Duration,
+    pub(super) clocks: Clocks,
+}
+
+/// What became of a campaign that was not ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovered {
+    /// It was ready after all.
+    Ready,
+    /// Loaded from SQL, with so many claims.
+    Loaded(u64),
+    /// Another core is at it.
+    Elsewhere,
+}
+
+/// Why a campaign could not be brought back yet.
+#[derive(Debug, thiserror::Error)]
+pub enum RecoveryError {
+    /// A call on the campaign.
+    #[error(transparent)]
+    Sync(#[from] SyncError),
+    /// Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisStoreError),
+    /// Redis, while loading.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// SQL.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+    /// No randomness for a lock's owner.
+    #[error("no randomness: {0}")]
+    Random(#[from] getrandom::Error),
+    /// SQL, while the outbox was written to it.
+    #[error(transparent)]
+    OutboxWrite(#[from] OutboxWriteError),
+    /// The keys are of a layout that this version does not know.
+    #[error("its keys are of another layout: another version of claimgate is at work on them")]
+    Layout,
+    /// The keys are another register's.
+    #[error("its keys in Redis belong to another register's campaign of the same name")]
+    OtherRegister,
+}
+
+impl RecoveryError {
+    /// Why a campaign's keys may not even be suspended.
+    fn not_ours(reason: NotReadyReason) -> Self {
+        if reason == NotReadyReason::Layout { Self::Layout } else { Self::OtherRegister }
+    }
+}
+
+impl Recovery {
+    /// For the campaigns of both stores behind `sync`; knows none yet.
+    pub fn new(sync: Arc<CampaignSync>, archive_after: Duration) -> Self {
+        Self { sync, registry: Arc::default(), archive_after, clocks: Clocks::default() }
+    }
+
+    /// Brings one campaign into Redis if it is not ready, or waits until another core has; 1 s at most.
+    ///
+    /// # Errors
+    /// [`NotReadyReason::LoadingElsewhere`] when it is still not ready then.
+    pub async fn ensure_ready(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
+        let deadline = Instant::now() + READY_WAIT;
+        while self.recover(handle, false).await? == Recovered::Elsewhere {
+            if Instant::now() > deadline {
+                return Err(SyncError::not_ready(NotReadyReason::LoadingElsewhere).into());
+            }
+            sleep(READY_LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Brings one campaign back if it is not ready; gives back holds that are due.
+    pub async fn maintain(&self, handle: &CampaignHandle) -> Result<Recovered, RecoveryError> {
+        if handle.campaign().evicted.is_some() {
+            return Ok(Recovered::Ready);
+        }
+        let recovered = match self.sync.read(handle, None).await {
+            Ok((counters, _)) => {
+                handle.mark_ready();
+                metrics::outbox_events(handle.campaign().id.as_str(), counters.backlog);
+                if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
+                    self.evict_leased(handle).await?;
+                    return Ok(Recovered::Ready);
+                }
+                Recovered::Ready
+            }
+            Err(error) if error.not_ready_reason().is_some() => self.recover(handle, false).await?,
+            Err(error) => return Err(error.into()),
+        };
+        if recovered != Recovered::Elsewhere && handle.campaign().hold_seconds.is_some() {
+            self.sync.sweep(handle).await?;
+        }
+        Ok(recovered)
+    }
+
+    /// An owner for one piece of work: two at once in this core must not take each other's lease for their own.
+    pub(super) fn lease_holder(&self) -> Result<LeaseHolder, getrandom::Error> {
+        LeaseHolder::new(Arc::clone(&self.sync.redis))
+    }
+
+    /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, also if it is.
+    pub async fn recover(&self, handle: &CampaignHandle, anyway: bool) -> Result<Recovered, RecoveryError> {
+        let id = handle.campaign().id.clone();
+        let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
+            Ok(lease) => lease,
+            Err(LeaseError::Taken) => return Ok(Recovered::Elsewhere),
+            Err(LeaseError::Redis(error)) => return Err(error.into()),
+        };
+        let result = match self.recover_leased(handle, anyway).await {
+            // The lease saves work; what keeps two loaders apart is the token.
+            Err(RecoveryError::Load(LoadError::Late)) => Ok(Recovered::Elsewhere),
+            result => result,
+        };
+        // Not released, it frees itself.
+        let _ = lease.release().await;
+        result
+    }
+
+    async fn recover_leased(&self, handle: &CampaignHandle, anyway: bool) -> Result<Recovered, RecoveryError> {
+        let Some(campaign) = self.sync.sql.campaign(&handle.campaign().id).await? else {
+            return Ok(Recovered::Ready);
+        };
+        self.registry.update(campaign.clone());
+        if campaign.evicted.is_some() {
+            return Ok(Recovered::Ready);
+        }
+        match self.sync.read(handle, None).await {
+            Ok(_) if !anyway => {
+                handle.mark_ready();
+                return Ok(Recovered::Ready);
+            }
+            Err(error) if error.not_ready_reason().is_none() => return Err(error.into()),
+            Ok(_) | Err(_) => {}
+        }
+        let started = Instant::now();
+        let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(Recovered::Ready) };
+        let rescued = self.secure(handle, &drawn, suspended).await?;
+        let epoch = suspended.epoch.max(drawn.epoch) + 1;
+        let mut high_water_mark = handle.high_water_mark();
+        // What an older epoch has counted says nothing about this one.
+        if suspended.epoch >= drawn.epoch {
+            high_water_mark = high_water_mark.max(suspended.high_water_mark);
+        }
+        let Some(campaign) = self.sync.sql.raise_epoch(&drawn, epoch, high_water_mark).await? else {
+            return Ok(Recovered::Elsewhere);
+        };
+        let claims = self.load(handle, &campaign).await?;
+        self.registry.update(campaign.clone());
+        handle.mark_rules_applied(campaign.version);
+        handle.mark_ready();
+        let seconds = started.elapsed().as_secs_f64();
+        tracing::info!(campaign = %campaign.id, epoch = campaign.epoch, claims, rescued, seconds, "loaded from SQL");
+        metrics::loaded();
+        Ok(Recovered::Loaded(claims))
+    }
+
+    /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
+    /// The campaign as its row was then, and what Redis holds of it; `None` when SQL has no such campaign, or it has been
+    /// evicted.
+    pub async fn suspend(&self, handle: &CampaignHandle) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
+        let Some(drawn) = self.sync.sql.draw_token(&handle.campaign().id).await? else { return Ok(None) };
+        handle.mark_not_ready(NotReadyReason::Suspended);
+        match self.sync.redis.suspend(&handle.keys, drawn.register_id.as_str(), &drawn.token.to_string()).await {
+            Ok(suspended) => Ok(Some((drawn, suspended))),
+            Err(LoadError::Redis(RedisStoreError::NotReady(reason))) => Err(RecoveryError::not_ours(reason)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes sure that SQL holds all that a suspended campaign's keys do: what waits in the outbox, whoever has read it
+    /// before, and, where the sums tell that SQL has lost rows it once had, those. Returns how many these were.
+    pub(super) async fn secure(
+        &self,
+        handle: &CampaignHandle,
+        drawn: &Campaign,
+        suspended: Suspended,
+    ) -> Result<u64, RecoveryError> {
+        self.relay_suspended(handle).await?;
+        // Of an older epoch SQL has taken what there was before it went on without it.
+        let Some(revisions) = suspended.revisions.filter(|_| suspended.epoch >= drawn.epoch) else {
+            return Ok(0);
+        };
+        let totals = self.sync.sql.totals(&drawn.id).await?;
+        if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
+            return Ok(0);
+        }
+        let mut rescued = 0;
+        let mut at = Some(ClaimScan::START);
+        while let Some(from) = at {
+            let (claims, next) = self.sync.redis.claims_page(&handle.keys, from).await?;
+            rescued += self.rescue(drawn, suspended, claims).await?;
+            at = next;
+        }
+        if rescued > 0 {
+            tracing::error!(campaign = %drawn.id, rescued, "SQL had lost claims that Redis holds: they were written again");
+        }
+        Ok(rescued)
+    }
+
+    /// Writes those of `claims` to SQL that it lacks; how many.
+    async fn rescue(
+        &self,
+        drawn: &Campaign,
+        suspended: Suspended,
+        claims: Vec<(UserId, ClaimRecord)>,
+    ) -> Result<u64, RecoveryError> {
+        let lacking = self.sync.sql.lacking(&drawn.id, claims).await?;
+        if lacking.is_empty() {
+            return Ok(0);
+        }
+        // The total that they were decided by is not known; all of them were within what Redis counts.
+        let limit_at_decision = drawn.limits.total.map(|total| u64::from(total.get()).max(suspended.taken));
+        let event = |(user, claim): (UserId, ClaimRecord)| ClaimEvent {
+            user,
+            claim,
+            updated_at: claim.claimed_at,
+            limit_at_decision,
+            cumulative_taken: None,
+        };
+        let events: Vec<_> = lacking.into_iter().map(event).collect();
+        let rescued = events.len() as u64;
+        let (epoch, count) = (suspended.epoch, suspended.high_water_mark.events);
+        let revoked =
+            self.sync.sql.salvage(&drawn.id, &[OutboxEntry { id: String::new(), epoch, count, events }]).await?;
+        Ok(rescued - revoked)
+    }
+
+    /// Moves everything in a closed campaign's outbox to SQL, whoever has read it before.
+    async fn relay_suspended(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
+        let campaign = &handle.campaign().id;
+        let mut after = "0-0".to_owned();
+        // Once a history was found to have lost others, nothing that follows is taken at its word.
+        let mut honest = true;
+        while let Some((read, last)) = self.sync.redis.outbox_page(&handle.keys, &after).await? {
+            for id in &read.malformed {
+                self.sync.redis.dead_letter(&handle.keys, id).await?;
+                metrics::dead_letter();
+            }
+            if honest {
+                match self.sync.sql.write_entries(campaign, &read.entries).await {
+                    Err(OutboxWriteError::Constraint(error)) => {
+                        tracing::error!(%campaign, %error, "the register refuses claims; taking them one by one");
+                        honest = false;
+                    }
+                    other => other?,
+                }
+            }
+            if !honest {
+                let revoked = self.sync.sql.salvage(campaign, &read.entries).await?;
+                tracing::error!(%campaign, revoked, "claims stored as revoked");
+            }
+            after = last;
+        }
+        Ok(())
+    }
+
+    /// Loads the campaign from SQL; the number of its claims.
+    async fn load(&self, handle: &CampaignHandle, campaign: &Campaign) -> Result<u64, RecoveryError> {
+        let totals = self.sync.sql.totals(&campaign.id).await?;
+        let mut loader = Loader::begin(&self.sync.redis, &handle.keys, campaign).await?;
+        let mut rows = std::pin::pin!(self.sync.sql.by_user(&campaign.id));
+        let mut of_one_user: Option<(_, Vec<ClaimRecord>)> = None;
+        while let Some(row) = rows.next().await {
+            let (user, record) = row?;
+            match &mut of_one_user {
+                Some((same, records)) if *same == user => records.push(record),
+                other => {
+                    if let Some((user, records)) = other.replace((user, vec![record])) {
+                        loader.user(&user, &records).await?;
+                    }
+                }
+            }
+        }
+        if let Some((user, records)) = of_one_user {
+            loader.user(&user, &records).await?;
+        }
+        let sequence = campaign.high_water_mark.sequence.max(totals.sequence);
+        loader.open(HighWaterMark { sequence, ..campaign.high_water_mark }, totals.taken, clock::now()).await?;
+        Ok(totals.claims - totals.revoked)
+    }
+}

@@ -1,0 +1,46 @@
+//! All campaigns that this core knows, by id.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use claimgate_shared::CampaignId;
+
+use super::handle::CampaignHandle;
+use super::notices::Notices;
+use crate::domain::campaign::Campaign;
+
+/// Every campaign that this core knows.
+#[derive(Debug, Default)]
+pub struct CampaignRegistry {
+    by_id: RwLock<HashMap<CampaignId, Arc<CampaignHandle>>>,
+    notices: Arc<Notices>,
+}
+
+impl CampaignRegistry {
+    /// The campaign `id`, when known.
+    pub fn get(&self, id: &CampaignId) -> Option<Arc<CampaignHandle>> {
+        self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).map(Arc::clone)
+    }
+
+    /// What campaigns want done.
+    pub fn notices(&self) -> &Notices {
+        &self.notices
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<Arc<CampaignHandle>> {
+        self.by_id.read().unwrap_or_else(PoisonError::into_inner).values().map(Arc::clone).collect()
+    }
+
+    /// Takes over a campaign as the register has it; its handle.
+    pub fn update(&self, campaign: Campaign) -> Arc<CampaignHandle> {
+        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(handle) = by_id.get(&campaign.id) {
+            handle.update(campaign);
+            return Arc::clone(handle);
+        }
+        let handle = Arc::new(CampaignHandle::new(campaign.clone(), Arc::clone(&self.notices)));
+        by_id.insert(campaign.id, Arc::clone(&handle));
+        handle
+    }
+}

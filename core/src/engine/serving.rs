@@ -1,0 +1,96 @@
+//! Which Redis serves a database: recorded in both, so that two cores with a Redis of their own never share one database.
+//! Each would raise the other's epochs, and winners of the one would be revoked by the other.
+//!
+//! Redis carries a random id of its own (`cg:store`), the database that id and when a core last served with it. A core
+//! that finds another id in the database waits until it is certain that no core serves with that one any more: a restore, a
+//! replaced host. It ends when one does.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::store::redis::{RedisStore, RedisStoreError};
+use crate::store::sql::{ServedBy, SqlError, SqlStore};
+
+/// How long no core must have served with another Redis before it is replaced, by the database's clock.
+const SILENCE: Duration = Duration::from_secs(30);
+/// And how long nobody must have said anything meanwhile, seen from here: the database itself may just be back.
+const LISTEN: Duration = Duration::from_secs(3);
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Why core may not serve this database with this Redis.
+#[derive(Debug, thiserror::Error)]
+pub enum ServingError {
+    /// A core with another Redis is at work.
+    #[error(
+        "CLAIMGATE_REDIS_URL: another core serves this database with another Redis; give both cores the same one. If \
+         that core is gone for good, wait 30 s or start with --take-over"
+    )]
+    AnotherRedis,
+    /// Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisStoreError),
+    /// SQL.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+}
+
+/// This core's right to serve the database with its Redis.
+#[derive(Debug)]
+pub struct Serving {
+    redis: Arc<RedisStore>,
+    sql: SqlStore,
+    store_id: String,
+}
+
+impl Serving {
+    /// Claims the database for the Redis behind `ledger`. Where another one is recorded: at once with `take_over`, which
+    /// also says that no other core can be at work; else once no core has served with it for 30 s.
+    ///
+    /// # Errors
+    /// [`ServingError::AnotherRedis`] when a core still serves with another Redis.
+    pub async fn claim(redis: Arc<RedisStore>, sql: SqlStore, take_over: bool) -> Result<Self, ServingError> {
+        let store_id = redis.store_id().await?;
+        let listening = Instant::now();
+        let mut first: Option<ServedBy> = None;
+        loop {
+            let Some(there) = sql.served_by().await? else {
+                sql.serve_first(&store_id).await?;
+                continue;
+            };
+            if there.store_id == store_id {
+                break;
+            }
+            let first = first.get_or_insert_with(|| {
+                tracing::warn!("this database was served with another Redis; waiting until no core does");
+                there.clone()
+            });
+            if there.served_at_ms != first.served_at_ms && !take_over {
+                return Err(ServingError::AnotherRedis);
+            }
+            let silent = there.silent_for >= SILENCE && listening.elapsed() >= LISTEN;
+            if (silent || take_over) && sql.serve_instead(&there, &store_id).await? {
+                tracing::warn!("this database is served with another Redis from now on");
+                break;
+            }
+            sleep(LOOK).await;
+        }
+        let serving = Self { redis, sql, store_id };
+        serving.renew().await?;
+        Ok(serving)
+    }
+
+    /// Says again that this core serves.
+    ///
+    /// # Errors
+    /// [`ServingError::AnotherRedis`] when the database was claimed for another Redis meanwhile: this core has to stop.
+    pub async fn renew(&self) -> Result<(), ServingError> {
+        if !self.sql.serve_on(&self.store_id).await? {
+            return Err(ServingError::AnotherRedis);
+        }
+        // Redis may have lost it with everything else.
+        self.redis.keep_store_id(&self.store_id).await?;
+        Ok(())
+    }
+}

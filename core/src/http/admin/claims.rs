@@ -1,0 +1,139 @@
+//! A campaign's claims as SQL has them: by pages, or all of them as CSV.
+
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
+use claimgate_shared::problem::ProblemFields;
+use claimgate_shared::{CampaignId, ClaimStatus, Problem, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::paging::{Page, PageQuery};
+use crate::domain::utc_offsets::day_text;
+use crate::http::error::ApiResult;
+use crate::http::extract::{Admin, PathCampaign, json};
+use crate::http::state::AppState;
+use crate::store::sql::{ClaimCursor, ClaimRow, SqlError, SqlStore};
+
+/// A claim in a list.
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ClaimItem {
+    /// The claim's id.
+    pub id: String,
+    /// Who claimed.
+    pub user_id: String,
+    /// Units.
+    pub quantity: u32,
+    /// Where it stands.
+    pub status: ClaimStatus,
+    /// Its place.
+    pub sequence: u64,
+    /// The calendar day it counts on, in the campaign's time zone.
+    pub day: String,
+    /// When it was decided.
+    pub claimed_at: Timestamp,
+    /// When it came to stand so.
+    pub updated_at: Timestamp,
+}
+
+impl From<ClaimRow> for ClaimItem {
+    fn from(row: ClaimRow) -> Self {
+        Self {
+            id: row.claim.id.to_string(),
+            user_id: row.claim.user_id.to_string(),
+            quantity: row.claim.quantity.get(),
+            status: row.claim.status,
+            sequence: row.claim.sequence,
+            day: day_text(row.day),
+            claimed_at: row.claim.claimed_at,
+            updated_at: row.updated_at,
+        }
+    }
+}
+
+/// Lists a campaign's claims in the order of their sequence; `Accept: text/csv` streams all of them.
+#[utoipa::path(
+    get, path = "/admin/v1/campaigns/{id}/claims", tag = "admin",
+    params(("id" = CampaignId, Path), PageQuery),
+    responses(
+        (status = 200, description = "A page as SQL has it", content(
+            (Page<ClaimItem> = "application/json"), (String = "text/csv"),
+        )),
+        (status = "default", description = "A problem", body = ProblemFields),
+    ),
+)]
+pub async fn list(
+    State(state): State<AppState>,
+    Admin(caller): Admin,
+    PathCampaign(id): PathCampaign,
+    uri: Uri,
+    headers: HeaderMap,
+) -> ApiResult {
+    let engine = state.engine(&caller);
+    let id = engine.campaign(&id).await?.id;
+    let query = PageQuery::parse(&uri)?;
+    let after = query
+        .cursor
+        .as_deref()
+        .map_or_else(|| Ok(ClaimCursor::default()), str::parse)
+        .map_err(|why| Problem::invalid("cursor", why))?;
+    let limit = query.limit()?;
+    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    if accept.is_some_and(|accept| accept.contains("text/csv")) {
+        return Ok(csv(engine.sync.sql.clone(), id, after));
+    }
+    let page = engine.claims(&id, &after, limit).await?;
+    let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
+    json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
+}
+
+/// Claims that are read at once, and held in memory.
+const PAGE: u32 = 10_000;
+
+/// All claims behind `after`, in the order of their sequence, read page by page as the caller takes them: a slow one keeps
+/// no connection.
+fn csv(sql: SqlStore, id: CampaignId, after: ClaimCursor) -> Response {
+    let pages = futures_util::stream::try_unfold(Some((after, true)), move |from| {
+        let (sql, id) = (sql.clone(), id.clone());
+        async move {
+            let Some((after, first)) = from else {
+                return Ok::<_, CsvError>(None);
+            };
+            let page = sql.export_page(&id, &after, PAGE).await?;
+            let next = page.next.map(|next| (next, false));
+            Ok(Some((csv_text(page.rows, first)?, next)))
+        }
+    });
+    ([(CONTENT_TYPE, "text/csv; charset=utf-8")], Body::from_stream(pages)).into_response()
+}
+
+#[derive(Debug, thiserror::Error)]
+enum CsvError {
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+    #[error(transparent)]
+    Csv(#[from] csv::Error),
+    #[error(transparent)]
+    Buffer(#[from] Box<csv::IntoInnerError<csv::Writer<Vec<u8>>>>),
+}
+
+fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
+    let mut writer = csv::WriterBuilder::new().has_headers(false).from_writer(Vec::new());
+    if first {
+        writer.write_record([
+            "id",
+            "user_id",
+            "quantity",
+            "status",
+            "sequence",
+            "day",
+            "claimed_at",
+            "updated_at",
+        ])?;
+    }
+    for row in rows {
+        writer.serialize(ClaimItem::from(row))?;
+    }
+    Ok(writer.into_inner().map_err(Box::new)?.into())
+}

@@ -1,0 +1,45 @@
+//! Lists by pages.
+
+use axum::extract::Query;
+use axum::http::Uri;
+use claimgate_shared::Problem;
+use serde::{Deserialize, Serialize};
+
+const PAGE_DEFAULT: u32 = 100;
+const PAGE_MAX: u32 = 1000;
+
+/// A page of a list.
+#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Page<T> {
+    /// The page.
+    pub items: Vec<T>,
+    /// Where the next page begins; `null` on the last.
+    pub next_cursor: Option<String>,
+}
+
+/// Which page.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+pub struct PageQuery {
+    /// At most so many, 1 to 1000; 100 when left out.
+    limit: Option<u32>,
+    /// The `next_cursor` of the page before.
+    pub(super) cursor: Option<String>,
+}
+
+impl PageQuery {
+    /// Reads the query of `uri`.
+    pub(super) fn parse(uri: &Uri) -> Result<Self, Problem> {
+        let Query(query) =
+            Query::<Self>::try_from_uri(uri).map_err(|error| Problem::invalid("query", error.body_text()))?;
+        Ok(query)
+    }
+
+    /// The page's size, checked.
+    pub(super) fn limit(&self) -> Result<u32, Problem> {
+        match self.limit.unwrap_or(PAGE_DEFAULT) {
+            limit @ 1..=PAGE_MAX => Ok(limit),
+            _ => Err(Problem::invalid("limit", "must be from 1 to 1000")),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What went wrong, as callers are told: the one place where the engine's errors become problems (RFC 9457).
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use claimgate_shared::{Code, Problem};
+
+use crate::engine::EngineError;
+use crate::engine::batcher::BatcherError;
+use crate::engine::recovery::RecoveryError;
+use crate::engine::sync::SyncError;
+use crate::store::redis::RedisStoreError;
+use crate::store::sql::SqlError;
+
+/// A handler's error; [`super::middleware::finish`] writes it out.
+#[derive(Debug)]
+pub struct ApiError(Problem);
+
+impl From<Problem> for ApiError {
+    fn from(problem: Problem) -> Self {
+        Self(problem)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = Response::new(Body::empty());
+        response.extensions_mut().insert(self.0);
+        response
+    }
+}
+
+/// What a handler answers.
+pub type ApiResult = Result<Response, ApiError>;
+
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        Self(problem(error))
+    }
+}
+
+fn problem(error: EngineError) -> Problem {
+    match error {
+        EngineError::CampaignNotFound => no_such_campaign(),
+        EngineError::ClaimNotFound => no_such_claim(),
+        EngineError::CampaignExists => Problem::new(Code::CampaignExists, "another campaign has this id"),
+        EngineError::OfAnotherRegister => Problem::new(
+            Code::CampaignExists,
+            "Redis holds a campaign of this id that belongs to another register; it was left as it is",
+        ),
+        EngineError::VersionConflict(version) => {
+            let problem = Problem::new(Code::VersionConflict, format!("the campaign is at version {version}"));
+            with(problem, |members| members.version = Some(version))
+        }
+        EngineError::CampaignEnded => Problem::new(Code::CampaignEnded, "an ended campaign stays ended"),
+        EngineError::ClaimStands(claim) => {
+            let code = match claim.status {
+                claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,
+                claimgate_shared::ClaimStatus::Returned => Code::ClaimReturned,
+                _ => Code::ClaimRevoked,
+            };
+            let problem = Problem::new(code, format!("the claim is {}", claim.status.as_str()));
+            with(problem, |members| members.claim = Some(claim))
+        }
+        EngineError::LoadingElsewhere => Problem::new(Code::CampaignNotReady, "another core is loading it"),
+        EngineError::Invalid(problem) => problem,
+        EngineError::Batcher(BatcherError::Overloaded) => {
+            Problem::new(Code::Overloaded, "too many claims are waiting; nothing was tried")
+        }
+        EngineError::Batcher(BatcherError::Sync(error)) => undecided(&error),
+        EngineError::Batcher(BatcherError::Stopped) => unknown_outcome(),
+        EngineError::Sql(error) => sql_failed(&error),
+        EngineError::Sync(error) => undecided(&error),
+        EngineError::Recovery(error) => not_recovered(error),
+    }
+}
+
+fn with(mut problem: Problem, set: impl FnOnce(&mut claimgate_shared::problem::Members)) -> Problem {
+    set(&mut problem.members);
+    problem
+}
+
+/// For ids that lead nowhere.
+pub fn no_such_campaign() -> Problem {
+    Problem::new(Code::CampaignNotFound, "there is no such campaign")
+}
+
+/// For claims that do not exist, or belong to another user: the same answer.
+pub fn no_such_claim() -> Problem {
+    Problem::new(Code::ClaimNotFound, "there is no such claim, or it is not yours")
+}
+
+/// For claims whose decision was not heard in time.
+pub fn unknown_outcome() -> Problem {
+    Problem::new(Code::Unavailable, "the outcome is unknown: ask again with the same key")
+}
+
+/// While a call on a campaign gives no answer.
+fn undecided(error: &SyncError) -> Problem {
+    // One line a request would let anyone fill the log; the health checks say it once.
+    tracing::debug!(%error, "no decision");
+    match error {
+        SyncError::Redis(RedisStoreError::NotReady(_)) => {
+            Problem::new(Code::CampaignNotReady, "the campaign's counters are being rebuilt")
+        }
+        SyncError::Redis(RedisStoreError::OutOfMemory(_)) => {
+            Problem::new(Code::Overloaded, "out of memory; nothing was tried")
+        }
+        SyncError::Redis(_) | SyncError::Sql(_) => unknown_outcome(),
+    }
+}
+
+/// While SQL does not answer.
+fn sql_failed(error: &SqlError) -> Problem {
+    // One line a request would let anyone fill the log: the health checks say once that SQL is away, and the store
+    // which campaign cannot be read.
+    tracing::debug!(%error, "SQL did not answer");
+    let detail = match error {
+        SqlError::Unreadable(_) => "the register holds what this version cannot read",
+        _ => "the register does not answer",
+    };
+    Problem::new(Code::Unavailable, detail)
+}
+
+fn not_recovered(error: RecoveryError) -> Problem {
+    match error {
+        RecoveryError::Sql(error) => sql_failed(&error),
+        RecoveryError::Sync(error) => undecided(&error),
+        RecoveryError::Redis(error) => undecided(&error.into()),
+        error => {
+            tracing::warn!(%error, "not recovered");
+            Problem::new(
+                Code::CampaignNotReady,
+                "the campaign cannot be loaded yet; it is tried again automatically",
+            )
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! What a handler must not forget: who calls, the path's id, the body, checked before the handler runs.
+//!
+//! The engine is only reached with a [`Caller`], and a handler only gets a caller from these extractors: one without its
+//! authentication does not compile.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
+use axum::http::{HeaderValue, StatusCode, Uri, request};
+use axum::response::IntoResponse as _;
+use claimgate_shared::signature::SignedParts;
+use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::Serialize;
+
+use super::error::{ApiError, ApiResult, no_such_campaign, no_such_claim};
+use super::state::AppState;
+use crate::clock;
+use crate::credentials::Caller;
+use crate::domain::campaign::Campaign;
+use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
+
+/// The largest request body, in bytes.
+const BODY_BYTES_MAX: usize = 4096;
+/// How long a body may take to come in.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The edge, a back end or an admin, on a call without a body.
+#[derive(Debug)]
+pub struct ApiCaller(pub Caller);
+
+impl FromRequestParts<AppState> for ApiCaller {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
+        let (caller, _) = state.authenticator().caller(&parts.headers, signed(parts))?;
+        Ok(Self(caller))
+    }
+}
+
+/// A back end or an admin, on a call without a body: the edge may only claim and read.
+#[derive(Debug)]
+pub struct BackEnd(pub Caller);
+
+impl FromRequestParts<AppState> for BackEnd {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
+        match ApiCaller::from_request_parts(parts, state).await?.0 {
+            Caller::Edge(_) => Err(Problem::new(Code::Forbidden, "the edge may only claim and read").into()),
+            caller => Ok(Self(caller)),
+        }
+    }
+}
+
+/// An admin, on a call without a body.
+#[derive(Debug)]
+pub struct Admin(pub Caller);
+
+impl FromRequestParts<AppState> for Admin {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
+        Ok(Self(state.authenticator().admin(&parts.headers)?))
+    }
+}
+
+/// An admin, and what they sent.
+#[derive(Debug)]
+pub struct AdminBody<T>(pub Caller, pub T);
+
+impl<T: ParseBody> FromRequest<AppState> for AdminBody<T> {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = read_json(request).await?;
+        let value = T::parse_body(&body)?;
+        Ok(Self(state.authenticator().admin(&parts.headers)?, value))
+    }
+}
+
+/// What is read from a body; a problem names the field that is wrong.
+pub trait ParseBody: Sized {
+    /// Reads it.
+    fn parse_body(body: &[u8]) -> Result<Self, Problem>;
+}
+
+impl ParseBody for Campaign {
+    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
+        NewCampaign::parse(body, clock::now())
+    }
+}
+
+impl ParseBody for CampaignPatch {
+    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
+        Self::parse(body)
+    }
+}
+
+/// A claim, who sends it, and whether it is certainly the first try.
+#[derive(Debug)]
+pub struct ClaimCall {
+    /// Who sends it.
+    pub caller: Caller,
+    /// Whether it is certainly the first try.
+    pub attempt: Attempt,
+    /// What is claimed.
+    pub request: ClaimRequest,
+}
+
+impl FromRequest<AppState> for ClaimCall {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = read_json(request).await?;
+        let request = ClaimRequest::parse(&body)?;
+        let signed = signed_claim(&parts, &body, &request);
+        let (caller, attempt) = state.authenticator().caller(&parts.headers, signed)?;
+        Ok(Self { caller, attempt, request })
+    }
+}
+
+/// The campaign's id in the path; what is no id has no campaign.
+#[derive(Debug)]
+pub struct PathCampaign(pub CampaignId);
+
+impl FromRequestParts<AppState> for PathCampaign {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
+        Ok(Self(path_id(&parts.uri).parse().map_err(|_| no_such_campaign())?))
+    }
+}
+
+/// The claim's id in the path; what is no id has no claim.
+#[derive(Debug)]
+pub struct PathClaim(pub ClaimId);
+
+impl FromRequestParts<AppState> for PathClaim {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
+        Ok(Self(path_id(&parts.uri).parse().map_err(|_| no_such_claim())?))
+    }
+}
+
+/// The id in a path, as sent: no id has characters that need decoding, so what has them is no id. It stands in the
+/// same place in every route.
+fn path_id(uri: &Uri) -> &str {
+    uri.path().split('/').nth(4).unwrap_or_default()
+}
+
+/// What the edge would have signed of a call without a body.
+fn signed(parts: &request::Parts) -> SignedParts<'_> {
+    let content_type =
+        parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    SignedParts {
+        method: parts.method.as_str(),
+        path_and_query: parts.uri.path_and_query().map_or("", |path| path.as_str()),
+        content_type,
+        body: &[],
+        user: "",
+        client_ip: "",
+        idempotency_key: "",
+        attempt: Attempt::Unknown,
+    }
+}
+
+/// What the edge would have signed of a claim.
+fn signed_claim<'a>(parts: &'a request::Parts, body: &'a [u8], request: &'a ClaimRequest) -> SignedParts<'a> {
+    let mut marks = parts.headers.get_all(Attempt::HEADER).iter();
+    let mark = marks.next().and_then(|value| value.to_str().ok()).filter(|_| marks.next().is_none());
+    SignedParts {
+        body,
+        idempotency_key: request.idempotency_key.as_str(),
+        attempt: Attempt::of_header(mark),
+        ..signed(parts)
+    }
+}
+
+/// `value` as JSON.
+pub fn json(status: StatusCode, value: &impl Serialize) -> ApiResult {
+    let body = serde_json::to_vec(value).map_err(|error| {
+        tracing::error!(%error, "cannot write an answer");
+        Problem::new(Code::Unavailable, "the answer could not be written")
+    })?;
+    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+}
+
+/// A request read whole: its head, and its JSON body.
+async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem> {
+    let (parts, body) = request.into_parts();
+    let is_json =
+        parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(|value| {
+            value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+        });
+    if !is_json {
+        return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
+    }
+    if parts.headers.contains_key(CONTENT_ENCODING) {
+        return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
+    }
+    // A length known beforehand leaves no room for two readings of where the body ends.
+    if parts.headers.contains_key(TRANSFER_ENCODING) {
+        return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
+    }
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect())
+        .await
+        .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?
+        .map_err(|error| {
+            if error.is::<LengthLimitError>() {
+                Problem::new(Code::PayloadTooLarge, "the body must be at most 4096 bytes")
+            } else {
+                Problem::invalid("body", "broke off")
+            }
+        })?;
+    Ok((parts, bytes.to_bytes()))
+}

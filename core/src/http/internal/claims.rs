@@ -1,0 +1,106 @@
+//! Claims, for the edge and for back ends.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use claimgate_shared::claim::{ClaimFields, ClaimLookup};
+use claimgate_shared::problem::ProblemFields;
+use claimgate_shared::{ClaimId, ClaimReply, Outcome};
+
+use crate::clock;
+use crate::http::error::{ApiResult, no_such_claim, unknown_outcome};
+use crate::http::extract::{ApiCaller, BackEnd, ClaimCall, PathClaim, json};
+use crate::http::state::AppState;
+
+/// The longest a caller waits for a decision; the edge gives core 2 s in all.
+const DECISION_TIMEOUT: Duration = Duration::from_millis(1500);
+const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+
+/// Decides a claim.
+#[utoipa::path(
+    post, path = "/internal/v1/claims", tag = "internal",
+    params(
+        ("Claimgate-Attempt" = Option<String>, Header,
+            description = "`1` on a claim's very first try: core may then answer sold_out from memory"),
+    ),
+    request_body = ClaimFields,
+    responses(
+        (status = 201, description = "Granted, or held", body = ClaimReply),
+        (status = 200, description = "The same key asked again: the same claim as it stands", body = ClaimReply),
+        (status = "default", description = "A denial or another problem", body = ProblemFields),
+    ),
+)]
+pub async fn claim(State(state): State<AppState>, call: ClaimCall) -> ApiResult {
+    let ClaimCall { caller, attempt, request } = call;
+    caller.may_act_for(&request.user_id)?;
+    let decided = state.engine(&caller).claim(&request, attempt);
+    let decision = tokio::time::timeout(DECISION_TIMEOUT, decided).await.map_err(|_| unknown_outcome())??;
+    let version = decision.version;
+    let reply = |claim| ClaimReply { claim, remaining: decision.remaining, version };
+    match decision.outcome {
+        Outcome::Granted(claim) | Outcome::Held(claim) => json(StatusCode::CREATED, &reply(claim)),
+        Outcome::Replayed(claim) => {
+            let mut response = json(StatusCode::OK, &reply(claim))?;
+            response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+            Ok(response)
+        }
+        Outcome::Denied(denial) => Err(denial.problem(version, clock::now()).into()),
+    }
+}
+
+/// Looks a claim up.
+#[utoipa::path(
+    get, path = "/internal/v1/claims/{claim_id}", tag = "internal",
+    params(("claim_id" = ClaimId, Path)),
+    responses(
+        (status = 200, description = "The claim as it stands, and whether SQL holds it so", body = ClaimLookup),
+        (status = "default", description = "404 and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn look_up(
+    State(state): State<AppState>,
+    ApiCaller(caller): ApiCaller,
+    PathClaim(id): PathClaim,
+) -> ApiResult {
+    // Missing or not yours: the same answer.
+    caller.may_act_for(&id.user).map_err(|_| no_such_claim())?;
+    let claim = state.engine(&caller).look_up(id).await?;
+    json(StatusCode::OK, &ClaimLookup { claim })
+}
+
+/// Confirms a held claim.
+#[utoipa::path(
+    post, path = "/internal/v1/claims/{claim_id}/confirm", tag = "internal",
+    params(("claim_id" = ClaimId, Path)),
+    responses(
+        (status = 200, description = "Granted", body = ClaimLookup),
+        (status = "default", description = "409 claim_expired, claim_returned and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn confirm(
+    State(state): State<AppState>,
+    BackEnd(caller): BackEnd,
+    PathClaim(id): PathClaim,
+) -> ApiResult {
+    let claim = state.engine(&caller).confirm(id, clock::now()).await?;
+    json(StatusCode::OK, &ClaimLookup { claim })
+}
+
+/// Gives a claim's units back.
+#[utoipa::path(
+    post, path = "/internal/v1/claims/{claim_id}/return", tag = "internal",
+    params(("claim_id" = ClaimId, Path)),
+    responses(
+        (status = 200, description = "Returned; an expired claim stays as it is", body = ClaimLookup),
+        (status = "default", description = "404 and other problems", body = ProblemFields),
+    ),
+)]
+pub async fn return_units(
+    State(state): State<AppState>,
+    BackEnd(caller): BackEnd,
+    PathClaim(id): PathClaim,
+) -> ApiResult {
+    let claim = state.engine(&caller).return_units(id, clock::now()).await?;
+    json(StatusCode::OK, &ClaimLookup { claim })
+}

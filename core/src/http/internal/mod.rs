@@ -1,0 +1,4 @@
+//! `/internal/v1`: for the edge, which signs, and for back ends, which have API tokens.
+
+pub mod campaigns;
+pub mod claims;

@@ -1,0 +1,128 @@
+//! What every request and every answer goes through: request ids, problems, load shedding, time limits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use claimgate_shared::problem::PROBLEM_JSON;
+use claimgate_shared::{Code, Problem, UserId};
+use tokio::sync::Semaphore;
+
+use super::error::{ApiError, ApiResult};
+use super::state::AppState;
+
+/// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
+/// a whole campaign, and claims, which have less.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Carries the request's id, in and out.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Gives the request its id, and writes out its answer: a problem's body, the headers that every answer carries.
+pub async fn finish(request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(&request);
+    let line = tracing::enabled!(tracing::Level::DEBUG)
+        .then(|| (request.method().clone(), request.uri().path().to_owned()));
+    let mut response = next.run(request).await;
+    if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+        let allow = response.headers().clone();
+        response = ApiError::from(Problem::new(Code::MethodNotAllowed, "see Allow")).into_response();
+        *response.headers_mut() = allow;
+    }
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
+    }
+    if let Some((method, path)) = line {
+        let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
+        tracing::debug!(request = ?id, %method, path, status, ms, "answered");
+    }
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, id);
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+fn write_problem(response: &mut Response, problem: &Problem) {
+    let body = serde_json::to_vec(problem).unwrap_or_default();
+    *response.status_mut() =
+        StatusCode::from_u16(problem.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    *response.body_mut() = Body::from(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+    if let Some(seconds) = problem.retry_after_s {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if problem.code == Code::Unauthenticated {
+        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+}
+
+/// The edge's id for this request, or one of our own.
+fn request_id(request: &Request) -> HeaderValue {
+    let given = request.headers().get(REQUEST_ID);
+    let good = given.filter(|value| value.to_str().is_ok_and(|text| text.parse::<UserId>().is_ok()));
+    good.cloned().unwrap_or_else(own_id)
+}
+
+/// Drawn once for this process, and counted on from: an id has to be told from others, not to be secret.
+fn own_id() -> HeaderValue {
+    static PROCESS: LazyLock<[u8; 8]> = LazyLock::new(|| {
+        let mut bytes = [0; 8];
+        // Without randomness the id is only less useful.
+        let _ = getrandom::fill(&mut bytes);
+        bytes
+    });
+    static REQUESTS: AtomicU64 = AtomicU64::new(0);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&*PROCESS);
+    bytes[8..].copy_from_slice(&REQUESTS.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
+}
+
+/// Lets in as many requests at once as core takes, none before it may serve; of the others, nothing is tried.
+pub async fn limited(
+    State((state, permits)): State<(AppState, Arc<Semaphore>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !state.is_serving() {
+        return ApiError::from(Problem::new(Code::Unavailable, "core is starting; nothing was tried"))
+            .into_response();
+    }
+    match permits.try_acquire() {
+        Ok(_permit) => next.run(request).await,
+        Err(_) => ApiError::from(Problem::new(Code::Overloaded, "too many requests at once")).into_response(),
+    }
+}
+
+/// Answers in time: [`ANSWER_TIMEOUT`] from the request's head on. For calls without a body.
+pub async fn answered_in_time(request: Request, next: Next) -> Response {
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await;
+    answer.unwrap_or_else(|_| ApiError::from(late()).into_response())
+}
+
+/// Answers in time, once the body is there.
+pub async fn in_time(answer: impl Future<Output = ApiResult>) -> ApiResult {
+    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late().into()))
+}
+
+fn late() -> Problem {
+    Problem::new(Code::Unavailable, "no answer in time: whether it was done is unknown, ask again")
+}
+
+/// A path that no route has.
+pub async fn not_found() -> ApiError {
+    Problem::new(Code::NotFound, "no such path").into()
+}

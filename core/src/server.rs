@@ -1,0 +1,227 @@
+//! `claimgate serve`, as a recipe: Redis, SQL, the jobs, two listeners, until told to stop.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::config::{Config, Secrets};
+use crate::doctor::{self, Setup};
+use crate::engine::Engine;
+use crate::engine::serving::{Serving, ServingError};
+use crate::http;
+use crate::http::auth::Authenticator;
+use crate::http::router::{admin_router, internal_router};
+use crate::http::state::AppState;
+use crate::jobs::maintenance::Maintenance;
+use crate::jobs::outbox_relay::OutboxRelay;
+use crate::jobs::refresher::Refresher;
+use crate::metrics;
+use crate::store::redis::RedisStore;
+use crate::store::redis::managed::{ManagedRedis, Settings};
+use crate::store::sql::SqlStore;
+
+/// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
+const REDIS_PATIENCE: Duration = Duration::from_secs(5);
+const REDIS_POLL: Duration = Duration::from_millis(5);
+/// How often core says in the database that it serves; a third of what a starting core listens for.
+const RENEW: Duration = Duration::from_secs(1);
+/// How long the listeners may take to stop; connections have 5 s of it to finish.
+const LISTENERS_MAX: Duration = Duration::from_secs(6);
+/// How long the jobs may take to stop, and then the connections to SQL to close. With the 5 s that Redis gets, all that
+/// stopping takes is 14 s at most, whatever hangs.
+const JOBS_MAX: Duration = Duration::from_secs(2);
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+const STOP_POLL: Duration = Duration::from_millis(5);
+
+/// Runs core until SIGTERM or SIGINT.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    raise_descriptor_limit();
+    let setup = Setup::of(&config);
+    let _lock = lock_data_dir(&config)?;
+    let metrics = metrics::install()?;
+    let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
+    let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
+    let (mut managed, redis_url) = redis(&config)?;
+    let sql = SqlStore::open(&config.database_url)
+        .await
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?
+        // While SQL is away, those who wait for it leave the other places to claims.
+        .for_callers((config.concurrency_max / 4).max(1));
+    let authenticator = Authenticator::new(config.credentials);
+    tokio::spawn(keep_credentials(
+        authenticator.clone(),
+        config.data_dir.clone(),
+        signal(SignalKind::hangup())?,
+    ));
+    let engine = Engine::builder(sql.clone())
+        .outbox_max(config.outbox_max)
+        .archive_after(config.archive_after)
+        .batch_max(config.batch_max)
+        .build(&redis_url)?;
+    let engine = Arc::new(engine);
+    let relay = OutboxRelay::new(&engine, config.core_id);
+    let state = AppState::new(Arc::clone(&engine), authenticator, metrics.clone(), config.concurrency_max);
+
+    let (stop_serving, serving) = watch::channel(false);
+    let (stop_draining, draining) = watch::channel(false);
+    let internal = tokio::spawn(http::serve(listener, internal_router(state.clone()), serving.clone()));
+    let admin = tokio::spawn(http::serve(admin_listener, admin_router(state.clone()), serving.clone()));
+    let mut told = pin!(told_to_stop());
+    // Redis may have a long file to load: core already answers that it is alive, and not ready.
+    let mut refresher = Refresher::new(Arc::clone(&engine), metrics);
+    let outcome;
+    tokio::select! {
+        begun = begin(&engine, &mut refresher, managed.is_some(), config.take_over) => {
+            let right = begun?;
+            state.set_serving(true);
+            tokio::spawn(say_what_is_risky(setup));
+            tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
+            let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&engine.recovery)).run(serving.clone()));
+            let refresher = tokio::spawn(refresher.run(serving));
+            let relay = relay.spawn(draining)?;
+            let ended = tokio::select! {
+                told = &mut told => told,
+                lost = keep(&right, sql.is_sqlite()) => Err(lost.into()),
+            };
+            state.set_serving(ended.is_ok());
+            tracing::info!("stopping");
+            stop_serving.send_replace(true);
+            in_time("the listeners", LISTENERS_MAX, async { tokio::join!(internal, admin) }).await;
+            // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
+            stop_draining.send_replace(true);
+            in_time("the jobs", JOBS_MAX, async {
+                let _ = tokio::join!(maintenance, refresher);
+                while !relay.is_finished() {
+                    sleep(STOP_POLL).await;
+                }
+            })
+            .await;
+            outcome = ended;
+        }
+        stopped = &mut told => outcome = stopped,
+    }
+    in_time("the connections to SQL", CLOSE_MAX, sql.close()).await;
+    if let Some(managed) = &mut managed {
+        managed.stop();
+    }
+    outcome
+}
+
+async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("{variable}: {address}"))
+}
+
+/// One step of stopping: what has not come to its end by then is left behind, and ends with the process.
+async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) {
+    if timeout(limit, step).await.is_err() {
+        tracing::warn!("stopping: {what} did not end within {} s; left behind", limit.as_secs());
+    }
+}
+
+/// Waits for Redis, claims the database for it, and reads the register.
+async fn begin(engine: &Engine, refresher: &mut Refresher, ours: bool, take_over: bool) -> anyhow::Result<Serving> {
+    wait_for(&engine.sync.redis, ours).await;
+    // A SQLite file lies in the data folder, which this core has locked: no other one can be at work on it.
+    let alone = take_over || engine.sync.sql.is_sqlite();
+    let right = Serving::claim(Arc::clone(&engine.sync.redis), engine.sync.sql.clone(), alone).await?;
+    refresher.refresh().await.context("reading the register")?;
+    Ok(right)
+}
+
+/// Says again and again that this core serves; returns once it may no longer, which a database of its own never says.
+async fn keep(right: &Serving, alone: bool) -> ServingError {
+    loop {
+        sleep(RENEW).await;
+        if alone {
+            continue;
+        }
+        match right.renew().await {
+            Err(lost @ ServingError::AnotherRedis) => return lost,
+            // The look at their health says it.
+            Err(ServingError::Redis(_) | ServingError::Sql(_)) | Ok(()) => {}
+        }
+    }
+}
+
+/// What `claimgate doctor` finds, one line each.
+async fn say_what_is_risky(setup: Setup) {
+    for finding in doctor::examine(&setup).await.findings {
+        tracing::warn!(check = finding.check, "{finding}");
+    }
+}
+
+/// 2,000 callers at once need as many descriptors, and the usual limit is 1,024.
+fn raise_descriptor_limit() {
+    if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
+/// Two cores on one data folder would be two servers on one append-only file.
+fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
+    let path = config.data_dir.join("lock");
+    let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
+    file.try_lock().map_err(|_| {
+        anyhow::anyhow!("CLAIMGATE_DATA_DIR: another claimgate is running on {}", config.data_dir.display())
+    })?;
+    Ok(file)
+}
+
+fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, String)> {
+    if let Some(url) = &config.redis_url {
+        return Ok((None, url.clone()));
+    }
+    let managed = ManagedRedis::start(&Settings {
+        data_dir: config.data_dir.clone(),
+        password: config.redis_password.clone(),
+        maxmemory_bytes: config.redis_maxmemory_bytes,
+    })?;
+    let url = managed.url(&config.redis_password);
+    Ok((Some(managed), url))
+}
+
+/// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused.
+async fn wait_for(redis: &RedisStore, ours: bool) {
+    let look_at = if ours { "redis/redis.log in the data folder" } else { "CLAIMGATE_REDIS_URL" };
+    let started = Instant::now();
+    let mut said = false;
+    while let Err(error) = redis.ping().await {
+        if started.elapsed() > REDIS_PATIENCE && !said {
+            tracing::warn!(%error, "still waiting for Redis; see {look_at}");
+            said = true;
+        }
+        sleep(REDIS_POLL).await;
+    }
+}
+
+/// Reads the secrets' files anew on each SIGHUP, so that keys are changed with no call refused. Those that are wrong
+/// change nothing.
+async fn keep_credentials(authenticator: Authenticator, data_dir: PathBuf, mut hangup: Signal) {
+    while hangup.recv().await.is_some() {
+        match Secrets::of(&data_dir).credentials() {
+            Ok(credentials) => {
+                tracing::info!(edge_keys = ?credentials.kids(), "credentials were read anew");
+                authenticator.replace(credentials);
+            }
+            Err(error) => tracing::error!("credentials stay as they were: {error}"),
+        }
+    }
+}
+
+async fn told_to_stop() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! The calls that decide on a campaign, or read it: what each sends, and what its reply means.
+
+use claimgate_shared::{ClaimId, Timestamp};
+use redis::{Script, ScriptInvocation, Value};
+
+use super::rule_fields;
+use super::scripts::{self, Counters, Decided, Malformed, Ready, SoldOutReply};
+use crate::domain::campaign::Campaign;
+use crate::domain::claim_record::ClaimRecord;
+use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::utc_offsets::TimeZone;
+
+/// A script with its own arguments, behind those that all of them take. It does the same thing once, however often it is
+/// sent.
+pub trait CampaignCall: Sync {
+    /// What a campaign that is ready answers.
+    type Reply;
+
+    /// The call's name, for step points.
+    const NAME: &'static str;
+
+    /// What Redis runs.
+    fn script(&self) -> &'static Script;
+
+    /// Appends its own arguments.
+    fn arguments(&self, call: &mut ScriptInvocation<'_>);
+
+    /// Reads the reply.
+    ///
+    /// # Errors
+    /// For a reply that the script never gives.
+    fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed>;
+}
+
+/// Expires holds that are due, then decides claims.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    /// In which the campaign's days end.
+    pub zone: &'a TimeZone,
+    /// Each claim and its quantity, in the order in which they are decided.
+    pub wanted: &'a [(&'a ClaimId, u32)],
+    /// The most events the outbox may hold before claims are refused.
+    pub outbox_max: u64,
+}
+
+/// A claim of a user with a UUID for an id, as the script takes it.
+const CLAIM_BYTES: usize = 57;
+
+impl CampaignCall for Claim<'_> {
+    type Reply = Decided;
+    const NAME: &'static str = "redis:claim";
+
+    fn script(&self) -> &'static Script {
+        &scripts::CLAIM
+    }
+
+    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+        let mut claims = Vec::with_capacity(self.wanted.len() * CLAIM_BYTES);
+        for (id, quantity) in self.wanted {
+            scripts::put_claim(&mut claims, id, *quantity);
+        }
+        call.arg(self.outbox_max).arg(claims);
+    }
+
+    fn decode(&self, reply: Value) -> Result<Ready<Decided>, Malformed> {
+        scripts::decided(reply, self.zone, self.wanted.iter().map(|(_, quantity)| *quantity))
+    }
+}
+
+/// Confirms or returns a claim.
+#[derive(Debug)]
+pub struct Transition<'a> {
+    /// Which claim.
+    pub id: &'a ClaimId,
+    /// What is asked for.
+    pub transition: ClaimTransition,
+}
+
+impl CampaignCall for Transition<'_> {
+    /// The claim as it stands then, and how many events the campaign has had; `None` when there is no such claim.
+    type Reply = Option<(ClaimRecord, u64)>;
+    const NAME: &'static str = "redis:transition";
+
+    fn script(&self) -> &'static Script {
+        &scripts::TRANSITION
+    }
+
+    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+        call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]);
+    }
+
+    fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
+        scripts::transitioned(reply)
+    }
+}
+
+/// Reads the campaign's counters, and a claim as it stands.
+#[derive(Debug)]
+pub struct Read<'a> {
+    /// Which claim, if any.
+    pub id: Option<&'a ClaimId>,
+}
+
+impl CampaignCall for Read<'_> {
+    type Reply = (Counters, Option<ClaimRecord>);
+    const NAME: &'static str = "redis:read";
+
+    fn script(&self) -> &'static Script {
+        &scripts::READ
+    }
+
+    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+        if let Some(id) = self.id {
+            call.arg(id.user.as_str()).arg(&id.digest[..]);
+        }
+    }
+
+    fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
+        scripts::read(reply)
+    }
+}
+
+/// Applies the rules of a campaign, unless Redis holds newer ones.
+#[derive(Debug)]
+pub struct SetRules<'a> {
+    /// Whose rules.
+    pub campaign: &'a Campaign,
+    /// Around when the UTC offsets are wanted.
+    pub now: Timestamp,
+}
+
+impl CampaignCall for SetRules<'_> {
+    type Reply = ();
+    const NAME: &'static str = "redis:set_rules";
+
+    fn script(&self) -> &'static Script {
+        &scripts::SET_RULES
+    }
+
+    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+        call.arg(self.campaign.version);
+        rule_fields(call, self.campaign, self.now);
+    }
+
+    fn decode(&self, reply: Value) -> Result<Ready<()>, Malformed> {
+        Ok(scripts::word(reply, &["changed", "newer"])?.map(drop))
+    }
+}
+
+/// Tells whether nothing is left.
+#[derive(Debug)]
+pub struct SoldOut;
+
+impl CampaignCall for SoldOut {
+    /// For how long that is certain; `None` when something is left, or when another rule refuses first.
+    type Reply = Option<SoldOutReply>;
+    const NAME: &'static str = "redis:sold_out";
+
+    fn script(&self) -> &'static Script {
+        &scripts::SOLD_OUT
+    }
+
+    fn arguments(&self, _: &mut ScriptInvocation<'_>) {}
+
+    fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
+        scripts::sold_out(reply)
+    }
+}

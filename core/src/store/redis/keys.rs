@@ -1,0 +1,72 @@
+//! The names of a campaign's keys, built here and nowhere else.
+
+use claimgate_shared::CampaignId;
+
+/// The consumer group that relays every outbox.
+pub const RELAY_GROUP: &str = "relay";
+
+/// The random id of this Redis itself.
+pub const STORE: &str = "cg:store";
+
+/// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
+#[derive(Debug, Clone)]
+pub struct Keys {
+    /// Hash: rules, counters, version, epoch.
+    pub campaign: String,
+    /// Hash: user → record.
+    pub users: String,
+    /// Hash: claims that no longer fit into their user's record.
+    pub claims: String,
+    /// Sorted set: held claims by expiry.
+    pub holds: String,
+    /// Stream: what SQL has yet to hear.
+    pub outbox: String,
+    /// Stream: outbox entries that no core has written, for people to look at.
+    pub dead_letters: String,
+}
+
+impl Keys {
+    /// The keys of `campaign`.
+    pub fn of(campaign: &CampaignId) -> Self {
+        let key = |what: &str| format!("cg:{{{campaign}}}:{what}");
+        Self {
+            campaign: key("campaign"),
+            users: key("users"),
+            claims: key("claims"),
+            holds: key("holds"),
+            outbox: key("outbox"),
+            dead_letters: key("dead_letters"),
+        }
+    }
+
+    /// In the order in which every script declares them.
+    pub fn all(&self) -> [&str; 5] {
+        [&self.campaign, &self.users, &self.claims, &self.holds, &self.outbox]
+    }
+}
+
+/// The two keys of the lease `name`: the lease itself, and the last token given.
+pub fn lease(name: &str) -> [String; 2] {
+    [format!("cg:lease:{{{name}}}"), format!("cg:lease:{{{name}}}:token")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strings_are_pinned() {
+        assert_eq!(
+            Keys::of(&"demo".parse().unwrap()).all(),
+            [
+                "cg:{demo}:campaign",
+                "cg:{demo}:users",
+                "cg:{demo}:claims",
+                "cg:{demo}:holds",
+                "cg:{demo}:outbox"
+            ]
+        );
+        assert_eq!(Keys::of(&"demo".parse().unwrap()).dead_letters, "cg:{demo}:dead_letters");
+        assert_eq!(lease("demo"), ["cg:lease:{demo}", "cg:lease:{demo}:token"]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Leases in Redis: who does a piece of work, so that others save themselves the trouble.
+//!
+//! Never for correctness: a holder may be slower than its lease. What is written under one carries its fencing token,
+//! and what must not happen twice is guarded where it is written.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use super::scripts::LeaseReply;
+use super::{RedisStore, RedisStoreError, keys};
+
+const RETRY_MIN: Duration = Duration::from_millis(10);
+const RETRY_MAX: Duration = Duration::from_millis(500);
+
+/// Why a lock was not acquired.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// Another holder holds it.
+    #[error("another holder holds the lock")]
+    Taken,
+    /// Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisStoreError),
+}
+
+/// Who may hold locks, again and again: one for each task that works on its own.
+#[derive(Debug, Clone)]
+pub struct LeaseHolder {
+    redis: Arc<RedisStore>,
+    id: String,
+}
+
+impl LeaseHolder {
+    /// An holder that nobody else is.
+    pub fn new(redis: Arc<RedisStore>) -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self { redis, id: format!("{:032x}", u128::from_be_bytes(bytes)) })
+    }
+
+    /// Acquires the lock `name` if it is free, or this holder's already. Prolonged until released, as long as this
+    /// process lives; after that it is free once `ttl` has passed.
+    pub async fn try_acquire(&self, name: &str, ttl: Duration) -> Result<Lease, LeaseError> {
+        let keys = keys::lease(name);
+        match self.redis.lease(&keys, "acquire", &self.id, ttl).await? {
+            LeaseReply::Held(token) => Ok(Lease::start(self.clone(), keys, token, ttl)),
+            _ => Err(LeaseError::Taken),
+        }
+    }
+
+    /// Acquires the lock `name`, trying for as long as `timeout`, with exponential back-off and jitter.
+    pub async fn acquire(&self, name: &str, ttl: Duration, timeout: Duration) -> Result<Lease, LeaseError> {
+        let deadline = Instant::now() + timeout;
+        let mut backoff = RETRY_MIN;
+        loop {
+            match self.try_acquire(name, ttl).await {
+                Err(LeaseError::Taken) if Instant::now() < deadline => {}
+                result => return result,
+            }
+            sleep(jittered(backoff)).await;
+            backoff = (backoff * 2).min(RETRY_MAX);
+        }
+    }
+}
+
+/// Between half of `backoff` and all of it, so that those who wait do not wake together.
+fn jittered(backoff: Duration) -> Duration {
+    let mut byte = [0; 1];
+    // Without randomness they wake together, and one of them wins all the same.
+    let _ = getrandom::fill(&mut byte);
+    backoff / 2 + backoff / 2 * u32::from(byte[0]) / 255
+}
+
+/// A lock held. Its watchdog prolongs it three times in its ttl until it is released.
+#[derive(Debug)]
+pub struct Lease {
+    holder: LeaseHolder,
+    keys: [String; 2],
+    token: u64,
+    lost: Arc<AtomicBool>,
+    watchdog: JoinHandle<()>,
+}
+
+impl Lease {
+    fn start(holder: LeaseHolder, keys: [String; 2], token: u64, ttl: Duration) -> Self {
+        let lost = Arc::new(AtomicBool::new(false));
+        let watchdog = tokio::spawn(watch(holder.clone(), keys.clone(), ttl, Arc::clone(&lost)));
+        Self { holder, keys, token, lost, watchdog }
+    }
+
+    /// Higher than the token of every earlier holder: what is written under the lock carries it.
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Whether the watchdog has found the lock to be another's. `false` proves nothing: that is what tokens are for.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Gives the lock up; `false` when it was not held any more, and then nothing was changed.
+    pub async fn release(self) -> Result<bool, RedisStoreError> {
+        let reply = self.holder.redis.lease(&self.keys, "release", &self.holder.id, Duration::ZERO).await?;
+        Ok(reply == LeaseReply::Done)
+    }
+}
+
+impl Drop for Lease {
+    /// Not released, the lock becomes free by itself once its ttl has passed.
+    fn drop(&mut self) {
+        self.watchdog.abort();
+    }
+}
+
+async fn watch(holder: LeaseHolder, keys: [String; 2], ttl: Duration, lost: Arc<AtomicBool>) {
+    loop {
+        sleep(ttl / 3).await;
+        // An error says nothing: Redis may be back before the lease is over.
+        if let Ok(LeaseReply::Lost) = holder.redis.lease(&keys, "renew", &holder.id, ttl).await {
+            lost.store(true, Ordering::Release);
+            return;
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Suspending a campaign in Redis, loading it from what SQL holds, and removing it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use claimgate_shared::{ClaimStatus, Timestamp, UserId};
+use redis::ScriptInvocation;
+
+use super::keys::Keys;
+use super::connection::Session;
+use crate::domain::claim_record::{ClaimRecord, put_be};
+use super::scripts;
+use super::scripts::Suspended;
+use super::{HashEntry, RedisStore, RedisStoreError, call_on, rule_fields};
+use crate::domain::campaign::Campaign;
+use crate::domain::high_water_mark::HighWaterMark;
+
+/// Claims kept in a user's own record; older ones are kept apart. As in `prelude.lua`.
+const INLINE_MAX: usize = 8;
+/// Pairs of field and value in one call: Lua's `unpack` ends far above twice that.
+const PAIRS_MAX: usize = 1000;
+
+/// A loader at work on one campaign, for one epoch and under the token of the campaign's row, over one connection: behind
+/// another one may be a server that lacks what was loaded so far.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    store: &'a RedisStore,
+    session: Session,
+    keys: &'a Keys,
+    campaign: &'a Campaign,
+    /// The sum of the revisions of the claims taken in so far.
+    revisions: u64,
+    users: Pairs,
+    claims: Pairs,
+    holds: Pairs,
+}
+
+type Pairs = Vec<HashEntry>;
+
+/// Why a loader stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Another loader, or another epoch, is at work.
+    #[error("a newer loader is at work")]
+    Late,
+    /// Redis.
+    #[error(transparent)]
+    Redis(#[from] RedisStoreError),
+}
+
+impl<'a> Loader<'a> {
+    /// Drops what was suspended under the campaign's token and begins again under its epoch.
+    pub async fn begin(
+        store: &'a RedisStore,
+        keys: &'a Keys,
+        campaign: &'a Campaign,
+    ) -> Result<Self, LoadError> {
+        let session = store.connection.session().await.map_err(RedisStoreError::from)?;
+        let replication_id = Arc::clone(&session.replication_id);
+        let mut loader = Self {
+            store,
+            session,
+            keys,
+            campaign,
+            revisions: 0,
+            users: vec![],
+            claims: vec![],
+            holds: vec![],
+        };
+        loader
+            .step("begin", |call| {
+                call.arg(campaign.register_id.as_str()).arg(&*replication_id);
+            })
+            .await?;
+        Ok(loader)
+    }
+
+    /// Takes in all claims of one user, in the order of their sequence.
+    pub async fn user(&mut self, user: &UserId, claims: &[ClaimRecord]) -> Result<(), LoadError> {
+        let apart = claims.len().saturating_sub(INLINE_MAX);
+        self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
+        for claim in &claims[..apart] {
+            let mut record = Vec::with_capacity(ClaimRecord::BYTES + user.as_str().len());
+            claim.write(&mut record);
+            record.extend_from_slice(user.as_str().as_bytes());
+            self.claims.push((claim.digest.to_vec(), record));
+        }
+        for claim in claims.iter().filter(|claim| claim.status == ClaimStatus::Held) {
+            let expires_ms = claim.expires_at.map_or(0, Timestamp::as_ms).to_string();
+            let member = [user.as_str().as_bytes(), b".", &claim.digest].concat();
+            self.holds.push((expires_ms.into_bytes(), member));
+        }
+        self.users.push((user.as_str().as_bytes().to_vec(), user_record(claims, apart)));
+        self.flush(PAIRS_MAX).await
+    }
+
+    /// Opens the campaign: `taken` units are taken, and sequences go on above what was `reached`.
+    pub async fn open(
+        mut self,
+        high_water_mark: HighWaterMark,
+        taken: u64,
+        now: Timestamp,
+    ) -> Result<(), LoadError> {
+        self.flush(1).await?;
+        let (campaign, revisions) = (self.campaign, self.revisions);
+        self.step("open", |call| {
+            call.arg(high_water_mark.sequence).arg(high_water_mark.events).arg(taken).arg(revisions);
+            rule_fields(call, campaign, now);
+        })
+        .await
+    }
+
+    /// Sends what has gathered, of each kind that has at least `least`.
+    async fn flush(&mut self, least: usize) -> Result<(), LoadError> {
+        let mut kinds = [
+            ("users", std::mem::take(&mut self.users)),
+            ("claims", std::mem::take(&mut self.claims)),
+            ("holds", std::mem::take(&mut self.holds)),
+        ];
+        for (step, pairs) in &mut kinds {
+            while pairs.len() >= least {
+                let rest = pairs.split_off(pairs.len().min(PAIRS_MAX));
+                let batch = std::mem::replace(pairs, rest);
+                self.step(step, |call| {
+                    for (field, value) in &batch {
+                        call.arg(&field[..]).arg(&value[..]);
+                    }
+                })
+                .await?;
+            }
+        }
+        [self.users, self.claims, self.holds] = kinds.map(|(_, pairs)| pairs);
+        Ok(())
+    }
+
+    async fn step(
+        &mut self,
+        step: &str,
+        arguments: impl FnOnce(&mut ScriptInvocation<'_>),
+    ) -> Result<(), LoadError> {
+        let mut call = call_on(&scripts::LOAD, self.keys);
+        call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.campaign.token).arg(step);
+        arguments(&mut call);
+        let name = match step {
+            "begin" => "redis:load.begin",
+            "users" => "redis:load.users",
+            "claims" => "redis:load.claims",
+            "holds" => "redis:load.holds",
+            _ => "redis:load.open",
+        };
+        let reply = self.store.run_on(&mut self.session, name, &call).await?;
+        match scripts::word(reply, &["done", "late"]).map_err(RedisStoreError::from)? {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(LoadError::Late),
+            Err(why) => Err(RedisStoreError::NotReady(why).into()),
+        }
+    }
+}
+
+/// A user's record: counters over all claims, then those that are not kept apart.
+fn user_record(claims: &[ClaimRecord], apart: usize) -> Vec<u8> {
+    let standing = |claim: &&ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
+    let mut by_day: BTreeMap<u32, u64> = BTreeMap::new();
+    for claim in claims {
+        let units = if standing(&claim) { u64::from(claim.quantity) } else { 0 };
+        *by_day.entry(claim.day).or_default() += units;
+    }
+    // A user's day never goes backwards: the last day seen is the current one.
+    let (day, today) = by_day.last_key_value().map_or((0, 0), |(day, units)| (*day, *units));
+    let mut record = Vec::with_capacity(14 + (claims.len() - apart) * ClaimRecord::BYTES);
+    put_be(&mut record, u64::from(day), 3);
+    put_be(&mut record, today, 5);
+    put_be(&mut record, by_day.values().sum(), 5);
+    record.push(u8::from(apart > 0));
+    for claim in &claims[apart..] {
+        claim.write(&mut record);
+    }
+    record
+}
+
+impl RedisStore {
+    /// Stops every decision on the campaign of these keys until it has been loaded again, under the fencing token last
+    /// drawn from its row: every loader with a lower one is late from now on.
+    pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
+        let mut call = call_on(&scripts::SUSPEND, keys);
+        call.arg(scripts::LAYOUT).arg(register_id).arg(token);
+        let reply = self.run("redis:suspend", &call).await?;
+        match scripts::suspended(reply).map_err(RedisStoreError::from)? {
+            Ok(suspended) => suspended.ok_or(LoadError::Late),
+            Err(why) => Err(RedisStoreError::NotReady(why).into()),
+        }
+    }
+
+    /// Removes the keys of a campaign that `token` has suspended; whether nothing is left. Dead letters stay.
+    pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
+        let mut call = call_on(&scripts::DROP, keys);
+        call.arg(token);
+        Ok(scripts::count(&self.run("redis:drop_keys", &call).await?)? == 1)
+    }
+}

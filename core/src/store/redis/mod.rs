@@ -1,0 +1,354 @@
+//! The only way to Redis: scripts, and what their replies mean to the rest of core.
+
+pub mod calls;
+mod connection;
+pub mod keys;
+pub mod lease;
+pub mod loader;
+pub mod managed;
+pub mod outbox;
+pub mod scripts;
+pub mod survey;
+
+use std::time::Duration;
+
+use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{Timestamp, UserId};
+use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
+
+pub use self::connection::Session;
+use self::connection::Connection;
+use self::calls::CampaignCall;
+use self::keys::Keys;
+use self::scripts::{LeaseReply, Malformed, Ready};
+use crate::domain::campaign::{Campaign, RegisterId};
+use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
+use crate::domain::not_ready::NotReadyReason;
+use crate::step;
+
+/// Why Redis gave no answer that counts.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisStoreError {
+    /// The campaign's counters do not count until they are rebuilt.
+    #[error("campaign not ready: {0}")]
+    NotReady(NotReadyReason),
+    /// Redis refused before it wrote anything: it is out of memory.
+    #[error("Redis is out of memory")]
+    OutOfMemory(#[source] RedisError),
+    /// Redis cannot be reached, or its answer was lost: the outcome is unknown.
+    #[error("Redis is unavailable: {0}")]
+    Unavailable(#[from] RedisError),
+    /// An answer that no script of this version gives.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+impl RedisStoreError {
+    fn of(error: RedisError) -> Self {
+        if error.code() == Some("OOM") { Self::OutOfMemory(error) } else { Self::Unavailable(error) }
+    }
+
+    /// Whether a script that does the same thing once, however often it is called, may succeed on another connection:
+    /// the connection broke, the reply was cut short, or the server has lost the script between its being loaded and called.
+    pub fn is_worth_resending(&self) -> bool {
+        matches!(self, Self::Unavailable(error) if error.is_connection_dropped()
+            || error.kind() == ErrorKind::Parse
+            || error.code() == Some("NOSCRIPT"))
+    }
+}
+
+/// The campaign that a script is called on, and what its keys must at least show before they count.
+#[derive(Debug, Clone, Copy)]
+pub struct CallTarget<'a> {
+    /// Its keys.
+    pub keys: &'a Keys,
+    /// The epoch it must be of.
+    pub epoch: u64,
+    /// The events that it must have had, or Redis has lost some.
+    pub minimum_events: u64,
+    /// The register it must belong to.
+    pub register_id: &'a RegisterId,
+}
+
+/// A field of a hash, and its value.
+type HashEntry = (Vec<u8>, Vec<u8>);
+
+/// Where a scan of all of a campaign's claims is: first those in their users' records, then those that have moved out.
+#[derive(Debug, Clone, Copy)]
+pub enum ClaimScan {
+    /// At this cursor of the users.
+    Users(u64),
+    /// At this cursor of the claims that have moved out.
+    Moved(u64),
+}
+
+impl ClaimScan {
+    /// Where it begins.
+    pub const START: Self = Self::Users(0);
+}
+
+/// Held claims, by Redis' own index.
+#[derive(Debug, Clone, Copy)]
+pub struct HoldState {
+    /// All of them.
+    pub held: u64,
+    /// Those that should have been given back.
+    pub stranded: u64,
+}
+
+/// Whose a campaign's keys are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeysOwner {
+    /// The register's id of the campaign.
+    pub register_id: String,
+    /// The fencing token of whoever suspended or loaded the campaign last.
+    pub token: String,
+    /// Whether no claim is decided until it has been loaded again.
+    pub suspended: bool,
+}
+
+/// The only way to Redis: one shared connection, made when first needed.
+#[derive(Debug)]
+pub struct RedisStore {
+    connection: Connection,
+    /// The most events the outbox may hold before new claims are refused.
+    outbox_max: u64,
+}
+
+impl RedisStore {
+    /// A store behind `client`; connects when first asked.
+    pub fn new(client: Client, outbox_max: u64) -> Self {
+        Self { connection: Connection::new(client), outbox_max }
+    }
+
+    /// The connection there is, or a new one.
+    pub async fn session(&self) -> Result<Session, RedisStoreError> {
+        Ok(self.connection.session().await?)
+    }
+
+    /// Calls a script on a campaign.
+    ///
+    /// # Errors
+    /// When Redis gave no answer that counts; the script may have done its work all the same.
+    pub async fn call<C: CampaignCall>(
+        &self,
+        session: &mut Session,
+        target: &CallTarget<'_>,
+        call: &C,
+    ) -> Result<Ready<C::Reply>, RedisStoreError> {
+        let mut invocation = invocation(call.script(), target, session);
+        call.arguments(&mut invocation);
+        let reply = self.run_on(session, C::NAME, &invocation).await?;
+        Ok(call.decode(reply)?)
+    }
+
+    /// Acquires, prolongs or gives up a lease; `verb` as in `lock.lua`.
+    pub(crate) async fn lease(
+        &self,
+        keys: &[String; 2],
+        verb: &str,
+        owner: &str,
+        length: Duration,
+    ) -> Result<LeaseReply, RedisStoreError> {
+        let mut call = scripts::LEASE.prepare_invoke();
+        for key in keys {
+            call.key(key);
+        }
+        call.arg(verb).arg(owner).arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
+        let name = match verb {
+            "acquire" => "redis:lease.acquire",
+            "release" => "redis:lease.release",
+            _ => "redis:lease.renew",
+        };
+        Ok(scripts::lease(self.run(name, &call).await?)?)
+    }
+
+    /// The most events the outbox may hold before new claims are refused.
+    pub fn outbox_max(&self) -> u64 {
+        self.outbox_max
+    }
+
+    /// Units taken, summed over all users' records.
+    pub async fn taken_by_users(&self, keys: &Keys) -> Result<u64, RedisStoreError> {
+        let mut sum = 0;
+        self.each_user(keys, |_, record| sum += taken_ever(record)).await?;
+        Ok(sum)
+    }
+
+    /// Up to some thousands of a campaign's claims and whose they are, and where to go on; some come twice. Complete for a
+    /// campaign that is suspended.
+    pub async fn claims_page(
+        &self,
+        keys: &Keys,
+        at: ClaimScan,
+    ) -> Result<(Vec<(UserId, ClaimRecord)>, Option<ClaimScan>), RedisStoreError> {
+        let (key, cursor) = match at {
+            ClaimScan::Users(cursor) => (&keys.users, cursor),
+            ClaimScan::Moved(cursor) => (&keys.claims, cursor),
+        };
+        let mut scan = redis::cmd("HSCAN");
+        scan.arg(key).arg(cursor).arg("COUNT").arg(1000);
+        let (next, page): (u64, Vec<HashEntry>) = self.query("redis:claims_page", &scan).await?;
+        let page = page.iter().filter(|(field, _)| field != b".");
+        let claims = match at {
+            ClaimScan::Users(_) => page.flat_map(|(user, record)| claim_record::claims_of(user, record)).collect(),
+            ClaimScan::Moved(_) => page.filter_map(|(_, moved)| claim_record::moved_claim(moved)).collect(),
+        };
+        let next = match (at, next) {
+            (ClaimScan::Users(_), 0) => Some(ClaimScan::Moved(0)),
+            (ClaimScan::Users(_), next) => Some(ClaimScan::Users(next)),
+            (ClaimScan::Moved(_), 0) => None,
+            (ClaimScan::Moved(_), next) => Some(ClaimScan::Moved(next)),
+        };
+        Ok((claims, next))
+    }
+
+    /// Shows every user's name and record, a thousand at a time; some twice. A user who comes meanwhile may be left out.
+    pub async fn each_user(&self, keys: &Keys, mut see: impl FnMut(&[u8], &[u8])) -> Result<(), RedisStoreError> {
+        let mut cursor = 0_u64;
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
+            let (next, page): (u64, Vec<HashEntry>) = self.query("redis:each_user", &scan).await?;
+            for (user, record) in page.iter().filter(|(user, _)| user != b".") {
+                see(user, record);
+            }
+            if next == 0 {
+                return Ok(());
+            }
+            cursor = next;
+        }
+    }
+
+    /// How many claims are held, and how many of them were due before `due_before`.
+    pub async fn hold_state(&self, keys: &Keys, due_before: Timestamp) -> Result<HoldState, RedisStoreError> {
+        let all = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf").to_owned();
+        let held = self.query("redis:hold_state.held", &all).await?;
+        let due = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg(due_before.as_ms()).to_owned();
+        let stranded = self.query("redis:hold_state.due", &due).await?;
+        Ok(HoldState { held, stranded })
+    }
+
+    /// Whether any of these keys is there, whoever's they are.
+    pub async fn holds_any(&self, keys: &Keys) -> Result<bool, RedisStoreError> {
+        Ok(self.query::<u64>("redis:holds_any", redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
+    }
+
+    /// Whose a campaign's keys are, whoever asks; `None` when there are none.
+    pub async fn owner(&self, keys: &Keys) -> Result<Option<KeysOwner>, RedisStoreError> {
+        let fields =
+            redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "admin_state"]).to_owned();
+        let [register_id, token, admin_state]: [Option<String>; 3] = self.query("redis:keys_owner", &fields).await?;
+        Ok(register_id.zip(token).zip(admin_state).map(|((register_id, token), admin_state)| KeysOwner {
+            register_id,
+            token,
+            suspended: admin_state == "suspended",
+        }))
+    }
+
+    /// The server's own id, by which it is told from every other Redis; one that has none gets one.
+    pub async fn store_id(&self) -> Result<String, RedisStoreError> {
+        let id: Option<String> = self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await?;
+        if let Some(id) = id {
+            return Ok(id);
+        }
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
+        self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
+        // Another core may have been quicker.
+        self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await
+    }
+
+    /// Gives the server the id `id`, unless it has one.
+    pub async fn keep_store_id(&self, id: &str) -> Result<(), RedisStoreError> {
+        self.query::<Value>("redis:keep_store_id", redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX"))
+            .await
+            .map(drop)
+    }
+
+    /// Whether Redis answers.
+    pub async fn ping(&self) -> Result<(), RedisStoreError> {
+        self.query::<Value>("redis:ping", &redis::cmd("PING")).await.map(drop)
+    }
+
+    async fn run(&self, name: &'static str, call: &ScriptInvocation<'_>) -> Result<Value, RedisStoreError> {
+        self.run_on(&mut self.connection.session().await?, name, call).await
+    }
+
+    async fn run_on(
+        &self,
+        session: &mut Session,
+        name: &'static str,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Value, RedisStoreError> {
+        step::before(name).await;
+        let reply = step::after(call.invoke_async(&mut session.connection).await);
+        self.noted(reply, session.generation).await
+    }
+
+    async fn query<T: redis::FromRedisValue>(
+        &self,
+        name: &'static str,
+        command: &redis::Cmd,
+    ) -> Result<T, RedisStoreError> {
+        let mut session = self.connection.session().await?;
+        step::before(name).await;
+        let reply = step::after(command.query_async(&mut session.connection).await);
+        self.noted(reply, session.generation).await
+    }
+
+    async fn noted<T>(&self, reply: Result<T, RedisError>, generation: u64) -> Result<T, RedisStoreError> {
+        if let Err(error) = &reply {
+            self.connection.note(error, generation).await;
+        }
+        reply.map_err(RedisStoreError::of)
+    }
+}
+
+/// A call with what every script that decides takes first: the keys, the layout, the epoch, the minimum event count, the
+/// register they belong to, and the server's replication id. A server that was promoted since the campaign was loaded has
+/// another one: what its predecessor still granted may be in SQL by now.
+fn invocation<'a>(script: &'a Script, target: &CallTarget<'_>, session: &Session) -> ScriptInvocation<'a> {
+    let mut call = call_on(script, target.keys);
+    call.arg(scripts::LAYOUT).arg(target.epoch).arg(target.minimum_events);
+    call.arg(target.register_id.as_str()).arg(&*session.replication_id);
+    call
+}
+
+/// A call on a campaign's keys, without arguments yet.
+fn call_on<'a>(script: &'a Script, keys: &Keys) -> ScriptInvocation<'a> {
+    let mut call = script.prepare_invoke();
+    for key in keys.all() {
+        call.key(key);
+    }
+    call
+}
+
+/// The rules as fields of the campaign's hash; an empty value is "none".
+fn rule_fields(call: &mut ScriptInvocation<'_>, campaign: &Campaign, now: Timestamp) {
+    let utc_offsets = campaign.zone.utc_offsets(now);
+    let limits = campaign.limits;
+    let or_none = |number: Option<std::num::NonZeroU32>| number.map(|n| n.to_string()).unwrap_or_default();
+    let admin_state = match campaign.admin_state {
+        AdminState::On => "on",
+        AdminState::Paused => "paused",
+        AdminState::Ended => "ended",
+    };
+    let ends_at = campaign.window.ends_at().map(|at| at.as_ms().to_string()).unwrap_or_default();
+    let hold_ms = campaign.hold_seconds.map(|s| (u64::from(s.get()) * 1000).to_string()).unwrap_or_default();
+    for (field, value) in [
+        ("version", campaign.version.to_string()),
+        ("admin_state", admin_state.to_owned()),
+        ("starts_at", campaign.window.starts_at().as_ms().to_string()),
+        ("ends_at", ends_at),
+        ("total", or_none(limits.total)),
+        ("per_user", or_none(limits.per_user)),
+        ("per_user_per_day", or_none(limits.per_user_per_day)),
+        ("per_claim", or_none(limits.per_claim)),
+        ("hold_ms", hold_ms),
+        ("days_until", utc_offsets.until.as_ms().to_string()),
+    ] {
+        call.arg(field).arg(value);
+    }
+    call.arg("days").arg(utc_offsets.packed);
+}

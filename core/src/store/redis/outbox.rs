@@ -1,0 +1,279 @@
+//! The outbox: what the scripts wrote for SQL, read back.
+
+use std::time::Duration;
+
+use claimgate_shared::{ClaimStatus, Timestamp};
+use redis::aio::MultiplexedConnection;
+use redis::streams::{
+    StreamAutoClaimOptions, StreamAutoClaimReply, StreamId, StreamRangeReply, StreamReadOptions,
+    StreamReadReply,
+};
+use redis::{AsyncCommands as _, Value};
+
+use super::keys::{RELAY_GROUP, Keys};
+use super::connection::RESPONSE_TIMEOUT;
+use crate::domain::claim_record::{ClaimRecord, timestamp};
+use crate::domain::event::{ClaimEvent, OutboxEntry};
+use super::scripts;
+use super::{RedisStore, RedisStoreError};
+use crate::step;
+
+/// Entries read at once from a campaign's stream.
+pub const ENTRIES_MAX: usize = 64;
+
+/// What one look into an outbox brought.
+#[derive(Debug, Default)]
+pub struct OutboxBatch {
+    /// Entries as core wrote them.
+    pub entries: Vec<OutboxEntry>,
+    /// Ids of entries that no core has written, or that somebody has deleted after they were read.
+    pub malformed: Vec<String>,
+}
+
+impl OutboxBatch {
+    fn of(ids: Vec<StreamId>) -> Self {
+        let mut read = Self::default();
+        // Ids that begin with 0 are sentinels: real ones begin with the time.
+        for item in ids.into_iter().filter(|item| !item.id.starts_with("0-")) {
+            match entry(&item) {
+                Some(entry) => read.entries.push(entry),
+                None => read.malformed.push(item.id),
+            }
+        }
+        read
+    }
+
+    /// How many entries it holds, of whatever kind.
+    pub fn len(&self) -> usize {
+        self.entries.len() + self.malformed.len()
+    }
+
+    /// Whether there was nothing to read.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many events it holds.
+    pub fn events(&self) -> usize {
+        self.entries.iter().map(|entry| entry.events.len()).sum()
+    }
+}
+
+fn entry(item: &StreamId) -> Option<OutboxEntry> {
+    let field = |name: &str| match item.map.get(name) {
+        Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
+        _ => None,
+    };
+    let number = |name: &str| std::str::from_utf8(field(name)?).ok()?.parse().ok();
+    let (epoch, count, at) = (number("epoch")?, number("count")?, timestamp(number("at")?)?);
+    let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, at)?;
+    guard(&mut events, number("total")?, number("taken")?)?;
+    Some(OutboxEntry { id: item.id.clone(), epoch, count, events })
+}
+
+/// The events of an entry: users with a blank between them, and beside them as many claims.
+fn events(users: &str, claims: &[u8], updated_at: Timestamp) -> Option<Vec<ClaimEvent>> {
+    let (claims, []) = claims.as_chunks::<{ ClaimRecord::BYTES }>() else { return None };
+    let mut users = users.split(' ');
+    let events = claims.iter().map(|claim| {
+        Some(ClaimEvent {
+            user: users.next()?.parse().ok()?,
+            claim: ClaimRecord::read(claim)?,
+            updated_at,
+            limit_at_decision: None,
+            cumulative_taken: None,
+        })
+    });
+    let events = events.collect::<Option<Vec<_>>>()?;
+    users.next().is_none().then_some(events)
+}
+
+/// Gives each grant the total it was decided by, and what was taken after it: from `taken`, what is taken after all of
+/// them, backwards. A `total` of 0 is none.
+fn guard(events: &mut [ClaimEvent], total: u64, mut taken: u64) -> Option<()> {
+    for event in events.iter_mut().rev() {
+        let quantity = u64::from(event.claim.quantity);
+        match event.claim.status {
+            _ if event.claim.revision == 1 => {
+                event.limit_at_decision = Some(total).filter(|total| *total > 0);
+                event.cumulative_taken = Some(taken);
+                taken = taken.checked_sub(quantity)?;
+            }
+            ClaimStatus::Returned | ClaimStatus::Expired => taken += quantity,
+            ClaimStatus::Granted | ClaimStatus::Held | ClaimStatus::Revoked => {}
+        }
+    }
+    Some(())
+}
+
+/// A connection of its own for the relay: its large replies are in nobody's way. Clones share it.
+#[derive(Debug, Clone)]
+pub struct OutboxReader {
+    connection: MultiplexedConnection,
+    /// This core's name in the consumer group.
+    consumer: String,
+}
+
+impl OutboxReader {
+    /// What no core has read yet of a campaign's outbox, [`ENTRIES_MAX`] entries at most; waits for nothing.
+    pub async fn read_new(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
+        self.read(keys, ">").await
+    }
+
+    /// What this core has read before and not taken off: after a start, or after SQL failed.
+    pub async fn read_pending(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
+        self.read(keys, "0").await
+    }
+
+    /// Takes over what another core has read and left lying for at least `idle`: that core is dead, or as good as.
+    pub async fn auto_claim(&mut self, keys: &Keys, idle: Duration) -> Result<OutboxBatch, RedisStoreError> {
+        let idle_ms = usize::try_from(idle.as_millis()).unwrap_or(usize::MAX);
+        let options = StreamAutoClaimOptions::default().count(ENTRIES_MAX);
+        step::before("redis:outbox.auto_claim").await;
+        let reply = self
+            .connection
+            .xautoclaim_options(&keys.outbox, RELAY_GROUP, &self.consumer, idle_ms, "0", options)
+            .await;
+        let reply: StreamAutoClaimReply = step::after(reply).map_err(RedisStoreError::of)?;
+        Ok(OutboxBatch::of(reply.claimed))
+    }
+
+    async fn read(&mut self, keys: &Keys, from: &str) -> Result<OutboxBatch, RedisStoreError> {
+        let options = StreamReadOptions::default().group(RELAY_GROUP, &self.consumer).count(ENTRIES_MAX);
+        step::before(if from == ">" { "redis:outbox.new" } else { "redis:outbox.pending" }).await;
+        let reply = self.connection.xread_options(&[keys.outbox.as_str()], &[from], &options).await;
+        let reply: Option<StreamReadReply> = step::after(reply).map_err(RedisStoreError::of)?;
+        let streams = reply.map(|reply| reply.keys).unwrap_or_default();
+        Ok(streams.into_iter().next().map(|stream| OutboxBatch::of(stream.ids)).unwrap_or_default())
+    }
+}
+
+/// How an outbox stands.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OutboxState {
+    /// Entries that SQL has yet to hear.
+    pub entries: u64,
+    /// When the oldest of them was written.
+    pub oldest: Option<Timestamp>,
+    /// Entries that no core has written, moved out of the way.
+    pub dead_letters: u64,
+}
+
+impl RedisStore {
+    /// Opens the relay's own connection, under this core's name.
+    pub async fn outbox_reader(&self, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
+        let connection = self.connection.connect(RESPONSE_TIMEOUT).await?;
+        Ok(OutboxReader { connection, consumer: consumer.to_owned() })
+    }
+
+    /// Takes `entries` off the outbox, after SQL has committed them; how many events are left there.
+    pub async fn acknowledge(&self, keys: &Keys, entries: &[OutboxEntry]) -> Result<u64, RedisStoreError> {
+        let mut call = scripts::ACK.prepare_invoke();
+        call.key(&keys.campaign).key(&keys.outbox);
+        for entry in entries {
+            call.arg(&entry.id).arg(entry.events.len());
+        }
+        Ok(scripts::count(&self.run("redis:ack", &call).await?)?)
+    }
+
+    /// Moves an entry that no core has written out of the relay's way; `false` when it was gone: then only the memory of
+    /// its having been read goes.
+    pub async fn dead_letter(&self, keys: &Keys, id: &str) -> Result<bool, RedisStoreError> {
+        let mut call = scripts::DEAD_LETTER.prepare_invoke();
+        call.key(&keys.outbox).key(&keys.dead_letters).arg(id);
+        Ok(scripts::count(&self.run("redis:dead_letter", &call).await?)? == 1)
+    }
+
+    /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all
+    /// of it is read again, by whichever core.
+    pub async fn restore_group(&self, keys: &Keys, epoch: u64) -> Result<(), RedisStoreError> {
+        let mut command = redis::cmd("XGROUP");
+        command.arg("CREATE").arg(&keys.outbox).arg(RELAY_GROUP).arg(format!("0-{epoch}"));
+        match self.query::<Value>("redis:restore_group", &command).await {
+            // Another core was quicker.
+            Err(RedisStoreError::Unavailable(error)) if error.code() == Some("BUSYGROUP") => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.
+    pub async fn outbox_page(&self, keys: &Keys, after: &str) -> Result<Option<(OutboxBatch, String)>, RedisStoreError> {
+        let mut command = redis::cmd("XRANGE");
+        command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(ENTRIES_MAX);
+        let page: StreamRangeReply = self.query("redis:outbox_page", &command).await?;
+        let last = page.ids.last().map(|item| item.id.clone());
+        Ok(last.map(|last| (OutboxBatch::of(page.ids), last)))
+    }
+
+    /// How the outbox stands.
+    pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, RedisStoreError> {
+        let entries: u64 =
+            self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;
+        let mut first = redis::cmd("XRANGE");
+        // Behind the sentinels, whose ids begin with 0.
+        first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
+        let first: StreamRangeReply = self.query("redis:outbox_state.oldest", &first).await?;
+        let oldest = first.ids.first().and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
+        let dead_letters = self.query("redis:outbox_state.dead_letters", redis::cmd("XLEN").arg(&keys.dead_letters)).await?;
+        Ok(OutboxState { entries: entries.saturating_sub(1), oldest, dead_letters })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn claim(status: u8, revision: u8, quantity: u8) -> Vec<u8> {
+        let mut bytes = vec![7; 16];
+        bytes.extend_from_slice(&[0, 0, 0, 0, 17, 0, 0, 0, quantity, status, revision]);
+        bytes.extend_from_slice(&1_700_000_000_000_u64.to_be_bytes()[2..]);
+        bytes.extend_from_slice(&[0; 6]);
+        bytes.extend_from_slice(&[0, 0x4d, 0]);
+        bytes
+    }
+
+    fn at() -> Timestamp {
+        timestamp(1_700_000_000_000).unwrap()
+    }
+
+    #[test]
+    fn an_event_reads_as_the_script_packs_it() {
+        let event = events("alice", &claim(1, 1, 2), at()).unwrap().remove(0);
+        assert_eq!((event.user.as_str(), event.claim.quantity, event.claim.sequence), ("alice", 2, 17));
+        assert_eq!((event.claim.status, event.claim.day), (ClaimStatus::Granted, 0x4d00));
+    }
+
+    #[test]
+    fn users_and_claims_stand_side_by_side() {
+        let two = [claim(1, 1, 2), claim(1, 1, 3)].concat();
+        assert_eq!(events("a b", &two, at()).unwrap().len(), 2);
+        for users in ["", "a", "a b c", "a  b", "a b "] {
+            assert!(events(users, &two, at()).is_none(), "{users:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_taken_after_each_grant_is_told_from_the_end() {
+        let claims = [claim(4, 2, 5), claim(1, 1, 2), claim(3, 2, 1), claim(2, 1, 3)].concat();
+        let mut events = events("a b c d", &claims, at()).unwrap();
+        guard(&mut events, 100, 34).unwrap();
+        let guards: Vec<_> = events.iter().map(|event| (event.limit_at_decision, event.cumulative_taken)).collect();
+        // The return between the two grants gave one unit back.
+        assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
+        assert!(guard(&mut events, 100, 2).is_none(), "more was granted than is taken");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_reading_panic(users in ".{0,50}", claims in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = events(&users, &claims, at());
+        }
+
+        #[test]
+        fn a_cut_event_is_no_event(cut in 1_usize..42) {
+            prop_assert!(events("alice", &claim(1, 1, 2)[..cut], at()).is_none());
+        }
+    }
+}

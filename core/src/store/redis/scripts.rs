@@ -1,0 +1,493 @@
+//! The scripts of `lua/`, and their replies as types. What a reply's numbers mean is written at the head of each script.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use claimgate_shared::{ClaimId, Denial, Timestamp};
+use redis::{Script, Value};
+
+use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, put_be, timestamp};
+use crate::domain::high_water_mark::HighWaterMark;
+use crate::domain::not_ready::NotReadyReason;
+use crate::domain::utc_offsets::TimeZone;
+
+/// The layout of the keys that this core reads and writes; another one is refused by the scripts.
+pub const LAYOUT: u32 = 4;
+
+macro_rules! script {
+    ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
+        $(#[$doc])*
+        pub static $name: LazyLock<Script> =
+            LazyLock::new(|| Script::new(concat!($(include_str!(concat!("../../../../lua/", $file))),+)));
+    };
+}
+
+script! {
+    /// Decides a list of claims.
+    CLAIM, "prelude.lua", "claim.lua"
+}
+script! {
+    /// Confirms or returns a claim.
+    TRANSITION, "prelude.lua", "transition.lua"
+}
+/// Stops every decision until the campaign has been loaded again.
+pub static SUSPEND: LazyLock<Script> =
+    LazyLock::new(|| with_flags("allow-oom", include_str!("../../../../lua/suspend.lua")));
+script! {
+    /// Loads a campaign from SQL.
+    LOAD, "prelude.lua", "load.lua"
+}
+script! {
+    /// Removes a suspended campaign's keys.
+    DROP, "drop.lua"
+}
+script! {
+    /// Moves an entry that no core has written out of the drain's way.
+    DEAD_LETTER, "dead_letter.lua"
+}
+script! {
+    /// Leases.
+    LEASE, "lease.lua"
+}
+script! {
+    /// Applies a version of a campaign's rules.
+    SET_RULES, "prelude.lua", "set_rules.lua"
+}
+/// Reads a claim and the campaign's counters.
+pub static READ: LazyLock<Script> =
+    LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/read.lua")));
+/// Tells whether nothing is left.
+pub static SOLD_OUT: LazyLock<Script> =
+    LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/sold_out.lua")));
+script! {
+    /// Takes drained entries off the outbox.
+    ACK, "ack.lua"
+}
+
+/// Of a script that writes nothing, and so runs without memory too: a campaign is drained, which frees memory, only once
+/// it has been found to be ready.
+const READS: &str = "no-writes,allow-oom";
+
+/// A script behind the prelude that Redis runs under `flags`.
+fn with_flags(flags: &str, text: &str) -> Script {
+    let text = [include_str!("../../../../lua/prelude.lua"), text].concat();
+    Script::new(&text.replacen("#!lua\n", &format!("#!lua flags={flags}\n"), 1))
+}
+
+/// A reply that no script gives: core and script do not belong together.
+#[derive(Debug, thiserror::Error)]
+#[error("unexpected reply of a script: {0}")]
+pub struct Malformed(String);
+
+impl Malformed {
+    /// What was read instead.
+    pub fn new(found: String) -> Self {
+        Self(found)
+    }
+}
+
+/// What the script decided on one claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Won, or held until `expires_at`.
+    Granted {
+        /// The claim's place.
+        sequence: u64,
+        /// Until when it is held; `None` when granted at once.
+        expires_at: Option<Timestamp>,
+        /// Units taken of the campaign, this claim included.
+        taken: u64,
+    },
+    /// Asked before.
+    Replayed {
+        /// The claim as it stands.
+        claim: ClaimRecord,
+        /// Units taken of the campaign.
+        taken: u64,
+    },
+    /// Refused by a rule.
+    Denied(Denial),
+    /// More holds are due first: ask again.
+    RetryAfterSweep,
+    /// The outbox is full.
+    OutboxFull,
+}
+
+/// The reply to a batch of claims.
+#[derive(Debug)]
+pub struct Decided {
+    /// Redis' clock at the decision.
+    pub now: Timestamp,
+    /// The version by which it was decided.
+    pub version: u64,
+    /// How many events the campaign has had, these included.
+    pub events: u64,
+    /// The total by which it was decided; `None` when unlimited.
+    pub total: Option<u32>,
+    /// Whether more holds are due than one call gives back.
+    pub more_due: bool,
+    /// One a claim, in their order.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Decided {
+    /// How many were told that nothing is left.
+    pub fn sold_out_denials(&self) -> u64 {
+        let nothing =
+            |verdict: &&Verdict| matches!(verdict, Verdict::Denied(Denial::SoldOut { remaining: 0 }));
+        self.verdicts.iter().filter(nothing).count() as u64
+    }
+
+    /// How long until the first hold falls due of which this call tells; zero when more are due than it gave back.
+    pub fn hold_due_in(&self) -> Option<Duration> {
+        if self.more_due {
+            return Some(Duration::ZERO);
+        }
+        let expiries = self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Granted { expires_at, .. } => *expires_at,
+            _ => None,
+        });
+        let first_ms = expiries.map(Timestamp::as_ms).min()?;
+        Some(Duration::from_millis(u64::try_from(first_ms - self.now.as_ms()).unwrap_or(0)))
+    }
+
+    /// How far the campaign has come.
+    pub fn high_water_mark(&self) -> HighWaterMark {
+        let sequences = self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Granted { sequence, .. } => Some(*sequence),
+            Verdict::Replayed { claim, .. } => Some(claim.sequence),
+            _ => None,
+        });
+        HighWaterMark { sequence: sequences.max().unwrap_or(0), events: self.events }
+    }
+}
+
+/// What a script says: `Err` is why the campaign's counters do not count.
+pub type Ready<T> = Result<T, NotReadyReason>;
+
+/// The parts of a reply, taken one after another.
+struct Parts(std::vec::IntoIter<Value>);
+
+impl Parts {
+    fn of(value: Value) -> Result<Self, Malformed> {
+        match value {
+            Value::Array(items) => Ok(Self(items.into_iter())),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn next(&mut self) -> Result<Value, Malformed> {
+        self.0.next().ok_or_else(|| Malformed("too short".to_owned()))
+    }
+
+    fn int(&mut self) -> Result<i64, Malformed> {
+        match self.next()? {
+            Value::Int(number) => Ok(number),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn number<T: TryFrom<i64>>(&mut self) -> Result<T, Malformed> {
+        let number = self.int()?;
+        T::try_from(number).map_err(|_| Malformed(format!("number {number}")))
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
+        match self.next()? {
+            Value::BulkString(bytes) => Ok(bytes),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn text(&mut self) -> Result<String, Malformed> {
+        String::from_utf8(self.bytes()?).map_err(|error| Malformed(error.to_string()))
+    }
+
+    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
+        let ms = self.int()?;
+        Timestamp::from_ms(ms).map_err(|_| Malformed(format!("time {ms}")))
+    }
+
+    fn optional_timestamp(&mut self) -> Result<Option<Timestamp>, Malformed> {
+        Ok(optional_timestamp(self.number()?))
+    }
+
+    fn reason(&mut self) -> Result<NotReadyReason, Malformed> {
+        let word = self.text()?;
+        NotReadyReason::of_script(&word).ok_or(Malformed(word))
+    }
+
+    /// The reply's first word: `Ok` past the one expected, `Err` with the reason behind `not_ready`.
+    fn expect(&mut self, word: &str) -> Result<Ready<()>, Malformed> {
+        match self.text()?.as_str() {
+            "not_ready" => Ok(Err(self.reason()?)),
+            first if first == word => Ok(Ok(())),
+            other => Err(Malformed(other.to_owned())),
+        }
+    }
+}
+
+fn malformed(value: &Value) -> Malformed {
+    Malformed(format!("{value:?}"))
+}
+
+/// Appends a claim to the list that `claim.lua` takes.
+pub fn put_claim(into: &mut Vec<u8>, id: &ClaimId, quantity: u32) {
+    let user = id.user.as_str().as_bytes();
+    // An id has at most 64 bytes.
+    put_be(into, user.len() as u64, 1);
+    into.extend_from_slice(user);
+    into.extend_from_slice(&id.digest);
+    into.extend_from_slice(&quantity.to_be_bytes());
+}
+
+/// Reads the reply of `claim.lua`, given the quantities that the claims asked for, in their order.
+pub fn decided(
+    reply: Value,
+    zone: &TimeZone,
+    quantities: impl Iterator<Item = u32>,
+) -> Result<Ready<Decided>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("decided")? {
+        return Ok(Err(why));
+    }
+    let (now, version) = (parts.timestamp()?, parts.number()?);
+    let events = parts.number()?;
+    let total = u32::try_from(parts.int()?).ok();
+    let more_due = parts.int()? == 1;
+    let mut answers = Answers {
+        sequence: parts.number()?,
+        taken: parts.number()?,
+        expires_at: parts.optional_timestamp()?,
+        zone,
+        bytes: &parts.bytes()?,
+    };
+    let verdicts = quantities.map(|quantity| answers.next(quantity)).collect::<Result<_, _>>()?;
+    if !answers.bytes.is_empty() {
+        return Err(Malformed("more answers than claims".to_owned()));
+    }
+    Ok(Ok(Decided { now, version, events, total, more_due, verdicts }))
+}
+
+/// The packed answers of `claim.lua`, taken one after another, and what the next of them goes on from.
+struct Answers<'a> {
+    sequence: u64,
+    taken: u64,
+    expires_at: Option<Timestamp>,
+    zone: &'a TimeZone,
+    bytes: &'a [u8],
+}
+
+impl Answers<'_> {
+    /// The answer to the next claim, which asked for `quantity`.
+    fn next(&mut self, quantity: u32) -> Result<Verdict, Malformed> {
+        let denial = match self.number(1)? {
+            1 => {
+                self.sequence += 1;
+                self.taken += u64::from(quantity);
+                let (sequence, expires_at, taken) = (self.sequence, self.expires_at, self.taken);
+                return Ok(Verdict::Granted { sequence, expires_at, taken });
+            }
+            2 => {
+                let record = ClaimRecord::read(self.take(ClaimRecord::BYTES)?);
+                let claim = record.ok_or_else(|| Malformed("record".to_owned()))?;
+                return Ok(Verdict::Replayed { claim, taken: self.taken });
+            }
+            3 => Denial::IdempotencyKeyReused,
+            4 => Denial::Paused,
+            5 => Denial::Ended { ends_at: None },
+            6 => Denial::NotStarted { starts_at: self.timestamp()? },
+            7 => Denial::Ended { ends_at: Some(self.timestamp()?) },
+            8 => Denial::QuantityOutOfRange { per_claim: self.units()? },
+            9 => {
+                let (remaining, day) = (self.units()?, self.number(3)?);
+                let resets_at = self.zone.day_end(i64::try_from(day).unwrap_or(i64::MAX));
+                Denial::UserDailyLimitReached { remaining, resets_at }
+            }
+            10 => Denial::UserLimitReached { remaining: self.units()? },
+            11 => Denial::SoldOut { remaining: self.units()? },
+            12 => return Ok(Verdict::RetryAfterSweep),
+            13 => return Ok(Verdict::OutboxFull),
+            other => return Err(Malformed(format!("answer {other}"))),
+        };
+        Ok(Verdict::Denied(denial))
+    }
+
+    fn take(&mut self, length: usize) -> Result<&[u8], Malformed> {
+        let (taken, rest) =
+            self.bytes.split_at_checked(length).ok_or_else(|| Malformed("answers cut short".to_owned()))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self, width: usize) -> Result<u64, Malformed> {
+        self.take(width).map(be_int)
+    }
+
+    /// Units left or allowed; past 32 bits only where a limit is none.
+    fn units(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::try_from(self.number(5)?).unwrap_or(u32::MAX))
+    }
+
+    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
+        let ms = self.number(6)?;
+        timestamp(ms).ok_or_else(|| Malformed(format!("time {ms}")))
+    }
+}
+
+/// A campaign's counters as they stand in Redis.
+#[derive(Debug, Clone, Copy)]
+pub struct Counters {
+    /// Redis' clock.
+    pub now: Timestamp,
+    /// The version Redis decides by.
+    pub version: u64,
+    /// Units taken.
+    pub taken: u64,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Events in the outbox.
+    pub backlog: u64,
+    /// Events so far.
+    pub events: u64,
+}
+
+/// Reads the reply of `read.lua`.
+pub fn read(reply: Value) -> Result<Ready<(Counters, Option<ClaimRecord>)>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("found")? {
+        return Ok(Err(why));
+    }
+    let counters = Counters {
+        now: parts.timestamp()?,
+        version: parts.number()?,
+        taken: parts.number()?,
+        sequence: parts.number()?,
+        backlog: parts.number()?,
+        events: parts.number()?,
+    };
+    let record = match parts.0.next() {
+        Some(Value::BulkString(bytes)) => {
+            Some(ClaimRecord::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?)
+        }
+        _ => None,
+    };
+    Ok(Ok((counters, record)))
+}
+
+/// That nothing is left of a campaign.
+#[derive(Debug, Clone, Copy)]
+pub struct SoldOutReply {
+    /// The campaign's version.
+    pub version: u64,
+    /// The last sequence given: a further one means a further claim.
+    pub sequence: u64,
+    /// The most a user without claims may ask for before another limit refuses.
+    pub most: u64,
+    /// Until a hold falls due or the window ends, 1 s at most: by then Redis has to be asked again.
+    pub valid_for: Duration,
+}
+
+/// Reads the reply of `sold_out.lua`.
+pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        "open" => Ok(Ok(None)),
+        "sold_out" => Ok(Ok(Some(SoldOutReply {
+            version: parts.number()?,
+            sequence: parts.number()?,
+            most: parts.number()?,
+            valid_for: Duration::from_millis(parts.number()?),
+        }))),
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// Reads the reply of `transition.lua`: the claim, and how many events the campaign has had; `None` when there is no such
+/// claim.
+pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        "unknown" => Ok(Ok(None)),
+        "transitioned" => {
+            let record = ClaimRecord::read(&parts.bytes()?).ok_or_else(|| Malformed("record".to_owned()))?;
+            Ok(Ok(Some((record, parts.number()?))))
+        }
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// What Redis holds of a campaign that it has just suspended.
+#[derive(Debug, Clone, Copy)]
+pub struct Suspended {
+    /// The epoch of its keys; 0 when there were none.
+    pub epoch: u64,
+    /// How far it had come.
+    pub high_water_mark: HighWaterMark,
+    /// Units taken.
+    pub taken: u64,
+    /// The sum of all its claims' revisions; `None` when not all of its users and claims are there.
+    pub revisions: Option<u64>,
+}
+
+/// Reads the reply of `suspend.lua`; `None` when a newer loader was there before.
+pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        "late" => Ok(Ok(None)),
+        "suspended" => Ok(Ok(Some(Suspended {
+            epoch: parts.number()?,
+            high_water_mark: HighWaterMark { sequence: parts.number()?, events: parts.number()? },
+            taken: parts.number()?,
+            revisions: u64::try_from(parts.int()?).ok(),
+        }))),
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// What `lease.lua` said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseReply {
+    /// Ours; with its fencing token.
+    Held(u64),
+    /// Another owner's.
+    Taken,
+    /// Prolonged, or given up.
+    Done,
+    /// Not ours any more.
+    Lost,
+}
+
+/// Reads the reply of `lease.lua`.
+pub fn lease(reply: Value) -> Result<LeaseReply, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    Ok(match parts.text()?.as_str() {
+        "held" => LeaseReply::Held(parts.number()?),
+        "taken" => LeaseReply::Taken,
+        "renewed" | "released" => LeaseReply::Done,
+        "lost" => LeaseReply::Lost,
+        other => return Err(Malformed(other.to_owned())),
+    })
+}
+
+/// Reads a reply that is a number and nothing else.
+pub fn count(reply: &Value) -> Result<u64, Malformed> {
+    match reply {
+        Value::Int(number) => Ok(u64::try_from(*number).unwrap_or(0)),
+        other => Err(malformed(other)),
+    }
+}
+
+/// Reads a reply that is one word out of `words`, as its place among them.
+pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        first => {
+            words.iter().position(|word| *word == first).map(Ok).ok_or_else(|| Malformed(first.to_owned()))
+        }
+    }
+}

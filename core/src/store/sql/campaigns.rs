@@ -1,0 +1,391 @@
+//! Campaigns in SQL, and the record of who changed them.
+
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+use std::sync::{Mutex, PoisonError};
+
+use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{CampaignId, Limits, Timestamp, Window};
+use sqlx::Row as _;
+use sqlx::any::AnyRow;
+
+use super::pool::Transaction;
+use super::{SqlStore, SqlError};
+use crate::domain::campaign::{Campaign, Evicted, RegisterId};
+use crate::domain::high_water_mark::HighWaterMark;
+use crate::step;
+
+/// What became of a change.
+#[derive(Debug)]
+pub enum Changed {
+    /// Written; this is the campaign now.
+    Done(Campaign),
+    /// It was at another version.
+    Conflict(Campaign),
+}
+
+/// A page of campaigns.
+#[derive(Debug, Default)]
+pub struct CampaignPage {
+    /// Those that can be read.
+    pub campaigns: Vec<Campaign>,
+    /// Ids of those that this version cannot read.
+    pub unreadable: Vec<String>,
+    /// The last id of the page, of whichever; `None` when there is none.
+    pub last: Option<String>,
+    /// Whether there may be more.
+    pub is_full: bool,
+}
+
+/// Campaigns that the log has named as unreadable.
+#[derive(Debug, Default)]
+pub(super) struct Unreadable(Mutex<HashSet<String>>);
+
+impl Unreadable {
+    fn note(&self, id: &str, error: Option<&SqlError>) {
+        let mut handle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match error {
+            Some(error) if handle.insert(id.to_owned()) => {
+                tracing::error!(campaign = id, %error, "this campaign is left alone; the others go on");
+            }
+            None if handle.remove(id) => tracing::info!(campaign = id, "can be read again"),
+            _ => {}
+        }
+    }
+}
+
+/// Who changes a campaign and how, for the record.
+#[derive(Debug, Clone, Copy)]
+pub struct Change<'a> {
+    /// The caller's name.
+    pub who: &'a str,
+    /// `create`, `update`, `pause`, `resume` or `end`.
+    pub what: &'a str,
+    /// When.
+    pub at: Timestamp,
+}
+
+impl SqlStore {
+    /// Writes a new campaign; `Some` is the one that is there already.
+    pub async fn create(
+        &self,
+        campaign: &Campaign,
+        change: Change<'_>,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:create").await;
+        let mut transaction = self.pool.begin().await?;
+        let written = sqlx::query(
+            "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, \
+             per_claim, hold_seconds, admin_state, version, epoch, token, register_id, created_at, changed_at, sequence, events) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $16, 0, 0) \
+             ON CONFLICT (id) DO NOTHING",
+        )
+        .bind(campaign.id.as_str())
+        .bind(campaign.name.to_string())
+        .bind(campaign.window.starts_at().as_ms())
+        .bind(campaign.window.ends_at().map(Timestamp::as_ms))
+        .bind(campaign.zone.name())
+        .bind(campaign.limits.total.map(number))
+        .bind(campaign.limits.per_user.map(number))
+        .bind(campaign.limits.per_user_per_day.map(number))
+        .bind(campaign.limits.per_claim.map(number))
+        .bind(campaign.hold_seconds.map(number))
+        .bind(admin_state_text(campaign.admin_state))
+        .bind(big(campaign.version))
+        .bind(big(campaign.epoch))
+        .bind(big(campaign.token))
+        .bind(campaign.register_id.as_str())
+        .bind(change.at.as_ms())
+        .execute(&mut *transaction)
+        .await?;
+        if written.rows_affected() == 0 {
+            return select(&mut transaction, &campaign.id).await;
+        }
+        audit(&mut transaction, None, campaign, change).await?;
+        step::after(transaction.commit().await)?;
+        Ok(None)
+    }
+
+    /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is none. One that has left
+    /// Redis and is over all the same stays away; any other comes back.
+    pub async fn change(
+        &self,
+        from: u64,
+        campaign: &Campaign,
+        change: Change<'_>,
+    ) -> Result<Option<Changed>, SqlError> {
+        step::before("sql:change").await;
+        let mut transaction = self.pool.begin().await?;
+        // Begins with a write that changes nothing, to hold the row: see the module's head.
+        sqlx::query("UPDATE campaigns SET version = version WHERE id = $1")
+            .bind(campaign.id.as_str())
+            .execute(&mut *transaction)
+            .await?;
+        let Some(before) = select(&mut transaction, &campaign.id).await? else {
+            return Ok(None);
+        };
+        if before.version != from {
+            return Ok(Some(Changed::Conflict(before)));
+        }
+        let after = Campaign { changed_at: change.at, ..campaign.clone() };
+        let row = sqlx::query(
+            "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
+             per_user_per_day = $6, per_claim = $7, admin_state = $8, version = $9, changed_at = $10, \
+             evicted_at = CASE WHEN $11 = 1 THEN evicted_at END WHERE id = $12 RETURNING *",
+        )
+        .bind(after.name.to_string())
+        .bind(after.window.starts_at().as_ms())
+        .bind(after.window.ends_at().map(Timestamp::as_ms))
+        .bind(after.limits.total.map(number))
+        .bind(after.limits.per_user.map(number))
+        .bind(after.limits.per_user_per_day.map(number))
+        .bind(after.limits.per_claim.map(number))
+        .bind(admin_state_text(after.admin_state))
+        .bind(big(after.version))
+        .bind(change.at.as_ms())
+        .bind(i64::from(after.over_since(change.at).is_some()))
+        .bind(after.id.as_str())
+        .fetch_one(&mut *transaction)
+        .await?;
+        let after = read(&row)?;
+        audit(&mut transaction, Some(&before), &after, change).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(Changed::Done(after)))
+    }
+
+    /// The campaign `id`.
+    pub async fn campaign(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:campaign").await;
+        let row = step::after(sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await)?;
+        row.as_ref().map(read).transpose()
+    }
+
+    /// Up to `limit` campaigns in the order of their ids, those after `after` first. One that cannot be read stops no
+    /// other: it is named apart, and in the log once for as long as it stays so.
+    pub async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
+        step::before("sql:campaigns").await;
+        let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
+            .bind(after)
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool)
+            .await;
+        let rows = step::after(rows)?;
+        let mut page = CampaignPage::default();
+        for row in &rows {
+            let id: String = row.try_get("id")?;
+            let campaign = read(row);
+            self.unreadable.note(&id, campaign.as_ref().err());
+            match campaign {
+                Ok(campaign) => page.campaigns.push(campaign),
+                Err(_) => page.unreadable.push(id.clone()),
+            }
+            page.last = Some(id);
+        }
+        page.is_full = u32::try_from(rows.len()).is_ok_and(|rows| rows >= limit);
+        Ok(page)
+    }
+
+    /// Draws the campaign's next fencing token; `None` when there is no such campaign, or it has left Redis. Who suspends
+    /// the campaign there under it is the newest, whatever else is on its way.
+    pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:draw_token").await;
+        let row = sqlx::query(
+            "UPDATE campaigns SET token = token + 1 WHERE id = $1 AND evicted_at IS NULL RETURNING *",
+        )
+        .bind(id.as_str())
+        .fetch_optional(&self.pool)
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
+    }
+
+    /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
+    /// still wants to write is stored as revoked from now on. Records how far it has been seen to come. `None` when another
+    /// token has been drawn since.
+    pub async fn raise_epoch(
+        &self,
+        drawn: &Campaign,
+        to: u64,
+        high_water_mark: HighWaterMark,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:raise_epoch").await;
+        let row = sqlx::query(
+            "UPDATE campaigns SET epoch = $1, \
+             sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
+             events = CASE WHEN $3 > events THEN $3 ELSE events END \
+             WHERE id = $4 AND epoch = $5 AND token = $6 RETURNING *",
+        )
+        .bind(big(to))
+        .bind(big(high_water_mark.sequence))
+        .bind(big(high_water_mark.events))
+        .bind(drawn.id.as_str())
+        .bind(big(drawn.epoch))
+        .bind(big(drawn.token))
+        .fetch_optional(&self.pool)
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
+    }
+
+    /// Records that `drawn`, whose token was drawn and has suspended it in Redis, and which was drained then, leaves Redis,
+    /// and raises its epoch to `to`; `None` when another token has been drawn since, or its rules have changed.
+    pub async fn evict(
+        &self,
+        drawn: &Campaign,
+        to: u64,
+        evicted: Evicted,
+        at: Timestamp,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:evict").await;
+        let row = sqlx::query(
+            "UPDATE campaigns SET epoch = $1, evicted_at = $2, evicted_taken = $3, evicted_sequence = $4, \
+             keys_dropped = 0 WHERE id = $5 AND epoch = $6 AND token = $7 AND version = $8 RETURNING *",
+        )
+        .bind(big(to))
+        .bind(at.as_ms())
+        .bind(big(evicted.taken))
+        .bind(big(evicted.sequence))
+        .bind(drawn.id.as_str())
+        .bind(big(drawn.epoch))
+        .bind(big(drawn.token))
+        .bind(big(drawn.version))
+        .fetch_optional(&self.pool)
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
+    }
+
+    /// Records that the keys of `evicted` are gone from Redis.
+    pub async fn keys_dropped(&self, evicted: &Campaign) -> Result<(), SqlError> {
+        step::before("sql:keys_dropped").await;
+        let done = sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
+            .bind(evicted.id.as_str())
+            .bind(big(evicted.token))
+            .execute(&self.pool)
+            .await;
+        step::after(done)?;
+        Ok(())
+    }
+
+    /// Up to `limit` campaigns that have left Redis, but whose keys may still be there.
+    pub async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, SqlError> {
+        step::before("sql:keys_to_drop").await;
+        let rows = sqlx::query(
+            "SELECT * FROM campaigns WHERE keys_dropped = 0 AND evicted_at IS NOT NULL ORDER BY id LIMIT $1",
+        )
+        .bind(i64::from(limit))
+        .fetch_all(&self.pool)
+        .await;
+        step::after(rows)?.iter().map(read).collect()
+    }
+}
+
+const SELECT_ONE: &str = "SELECT * FROM campaigns WHERE id = $1";
+
+async fn select(transaction: &mut Transaction, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
+    let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
+    row.as_ref().map(read).transpose()
+}
+
+async fn audit(
+    transaction: &mut Transaction,
+    before: Option<&Campaign>,
+    after: &Campaign,
+    change: Change<'_>,
+) -> Result<(), SqlError> {
+    sqlx::query(
+        "INSERT INTO audit (campaign_id, version, at, who, what, before, after) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+    )
+    .bind(after.id.as_str())
+    .bind(big(after.version))
+    .bind(change.at.as_ms())
+    .bind(change.who)
+    .bind(change.what)
+    .bind(before.map(rules_json))
+    .bind(rules_json(after))
+    .execute(&mut **transaction)
+    .await?;
+    Ok(())
+}
+
+fn rules_json(campaign: &Campaign) -> String {
+    serde_json::json!({
+        "name": campaign.name, "starts_at": campaign.window.starts_at(), "ends_at": campaign.window.ends_at(),
+        "time_zone": campaign.zone.name(), "limits": campaign.limits, "hold_seconds": campaign.hold_seconds,
+        "admin_state": campaign.admin_state,
+    })
+    .to_string()
+}
+
+pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
+    let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
+    let limit = |column: &str| -> Result<Option<NonZeroU32>, SqlError> {
+        let number: Option<i64> = row.try_get(column)?;
+        number.map(|n| u32::try_from(n).and_then(NonZeroU32::try_from).map_err(unreadable)).transpose()
+    };
+    let ends_at: Option<i64> = row.try_get("ends_at")?;
+    Ok(Campaign {
+        id: row.try_get::<String, _>("id")?.try_into().map_err(unreadable)?,
+        name: row.try_get::<String, _>("name")?.try_into().map_err(unreadable)?,
+        window: Window::new(time(row.try_get("starts_at")?)?, ends_at.map(time).transpose()?)
+            .map_err(unreadable)?,
+        zone: row.try_get::<String, _>("time_zone")?.try_into().map_err(unreadable)?,
+        limits: Limits {
+            total: limit("total")?,
+            per_user: limit("per_user")?,
+            per_user_per_day: limit("per_user_per_day")?,
+            per_claim: limit("per_claim")?,
+        },
+        hold_seconds: limit("hold_seconds")?,
+        admin_state: admin_state_of(&row.try_get::<String, _>("admin_state")?)?,
+        version: unsigned(row.try_get("version")?)?,
+        epoch: unsigned(row.try_get("epoch")?)?,
+        token: unsigned(row.try_get("token")?)?,
+        register_id: RegisterId::from(row.try_get::<String, _>("register_id")?),
+        high_water_mark: HighWaterMark {
+            sequence: unsigned(row.try_get("sequence")?)?,
+            events: unsigned(row.try_get("events")?)?,
+        },
+        changed_at: time(row.try_get("changed_at")?)?,
+        evicted: evicted(row)?,
+    })
+}
+
+pub(super) fn unreadable(error: impl std::fmt::Display) -> SqlError {
+    SqlError::Unreadable(error.to_string())
+}
+
+pub(super) fn unsigned(number: i64) -> Result<u64, SqlError> {
+    u64::try_from(number).map_err(unreadable)
+}
+
+/// SQL's integers are signed; what is counted here stays far below 2^63.
+pub(super) fn big(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+fn number(limit: NonZeroU32) -> i64 {
+    i64::from(limit.get())
+}
+
+fn admin_state_text(admin_state: AdminState) -> &'static str {
+    match admin_state {
+        AdminState::On => "on",
+        AdminState::Paused => "paused",
+        AdminState::Ended => "ended",
+    }
+}
+
+fn admin_state_of(text: &str) -> Result<AdminState, SqlError> {
+    match text {
+        "on" => Ok(AdminState::On),
+        "paused" => Ok(AdminState::Paused),
+        "ended" => Ok(AdminState::Ended),
+        other => Err(unreadable(other)),
+    }
+}
+
+fn evicted(row: &AnyRow) -> Result<Option<Evicted>, SqlError> {
+    if row.try_get::<Option<i64>, _>("evicted_at")?.is_none() {
+        return Ok(None);
+    }
+    let taken = unsigned(row.try_get("evicted_taken")?)?;
+    Ok(Some(Evicted { taken, sequence: unsigned(row.try_get("evicted_sequence")?)? }))
+}

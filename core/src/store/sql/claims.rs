@@ -1,0 +1,275 @@
+//! Claims in SQL, read: by look-ups, lists and exports, by loads and by whoever compares.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+
+use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
+use futures_util::{Stream, TryStreamExt as _, stream};
+use sqlx::any::AnyRow;
+use sqlx::{AssertSqlSafe, Row as _};
+
+use super::campaigns::{big, unreadable, unsigned};
+use super::pool::Pool;
+use super::{SqlStore, SqlError, BULK, WHOLE, statements};
+use crate::domain::claim_record::ClaimRecord;
+use crate::step;
+
+/// Claims in one page of a load. It lasts some 50 ms.
+const LOAD_PAGE: u32 = 10_000;
+
+/// A claim as SQL has it.
+#[derive(Debug)]
+pub struct ClaimRow {
+    /// The claim.
+    pub claim: Claim,
+    /// Raised by every change of it.
+    pub revision: u64,
+    /// The day it counts on, in days since 1970.
+    pub day: i64,
+    /// When it came to stand so.
+    pub updated_at: Timestamp,
+}
+
+/// What SQL holds of a campaign.
+#[derive(Debug, Clone, Copy)]
+pub struct Totals {
+    /// Rows.
+    pub claims: u64,
+    /// Units granted or held.
+    pub taken: u64,
+    /// The highest sequence, revoked claims included.
+    pub sequence: u64,
+    /// The highest sequence of a claim that is not revoked.
+    pub sequence_standing: u64,
+    /// Rows of revoked claims.
+    pub revoked: u64,
+    /// Rows of held claims.
+    pub held: u64,
+    /// The sum of the revisions of all claims that are not revoked: as many as events have reached SQL, each once.
+    pub revisions: u64,
+}
+
+/// A page of claims in the order of their sequence.
+#[derive(Debug)]
+pub struct ClaimPage {
+    /// The claims.
+    pub rows: Vec<ClaimRow>,
+    /// Behind which claim the next page begins; `None` on the last.
+    pub next: Option<ClaimCursor>,
+}
+
+/// A place in the list of a campaign's claims. A revoked claim may share its sequence with another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ClaimCursor {
+    sequence: u64,
+    id: String,
+}
+
+impl fmt::Display for ClaimCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}~{}", self.sequence, self.id)
+    }
+}
+
+impl FromStr for ClaimCursor {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts =
+            text.split_once('~').and_then(|(sequence, id)| Some((sequence.parse().ok()?, id.to_owned())));
+        parts.map(|(sequence, id)| Self { sequence, id }).ok_or("is not one of ours")
+    }
+}
+
+impl SqlStore {
+    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence. Read in pages:
+    /// no statement lasts as long as the whole. For a campaign that is closed, whose standing claims do not change.
+    pub fn by_user(
+        &self,
+        campaign: &CampaignId,
+    ) -> impl Stream<Item = Result<(UserId, ClaimRecord), SqlError>> {
+        let pages = stream::try_unfold(Some((String::new(), 0)), move |after| async move {
+            let Some((user, sequence)) = after else { return Ok::<_, SqlError>(None) };
+            step::before("sql:by_user").await;
+            let rows = sqlx::query(statements::BY_USER)
+                .bind(campaign.as_str())
+                .bind(user)
+                .bind(big(sequence))
+                .bind(i64::from(LOAD_PAGE))
+                .fetch_all(&self.pool.within(BULK))
+                .await;
+            let rows = step::after(rows)?;
+            let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
+            let last = records.last().filter(|_| is_full(rows.len(), LOAD_PAGE));
+            let after = last.map(|(user, record)| (user.to_string(), record.sequence));
+            Ok(Some((stream::iter(records.into_iter().map(Ok)), after)))
+        });
+        pages.try_flatten()
+    }
+
+    /// What SQL holds of a campaign, summed up.
+    pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, SqlError> {
+        step::before("sql:totals").await;
+        let row =
+            sqlx::query(statements::TOTALS).bind(campaign.as_str()).fetch_one(&self.pool.within(WHOLE)).await;
+        let row = step::after(row)?;
+        Ok(Totals {
+            claims: unsigned(row.try_get(0)?)?,
+            taken: unsigned(row.try_get(1)?)?,
+            sequence: unsigned(row.try_get(2)?)?,
+            revoked: unsigned(row.try_get(3)?)?,
+            held: unsigned(row.try_get(4)?)?,
+            sequence_standing: unsigned(row.try_get(5)?)?,
+            revisions: unsigned(row.try_get(6)?)?,
+        })
+    }
+
+    /// The sequences that no claim has, as ranges from … to, at most `limit` of them: what a loss has left behind.
+    pub async fn sequence_gaps(
+        &self,
+        campaign: &CampaignId,
+        limit: u32,
+    ) -> Result<Vec<(u64, u64)>, SqlError> {
+        step::before("sql:sequence_gaps").await;
+        let rows = sqlx::query(statements::GAPS)
+            .bind(campaign.as_str())
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool.within(WHOLE))
+            .await;
+        let rows = step::after(rows)?;
+        rows.iter().map(|row| Ok((unsigned(row.try_get(0)?)?, unsigned(row.try_get(1)?)?))).collect()
+    }
+
+    /// The claim `id` as SQL has it.
+    pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, SqlError> {
+        step::before("sql:claim").await;
+        let row = sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&self.pool).await;
+        step::after(row)?.as_ref().map(read).transpose()
+    }
+
+    /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked one is not
+    /// lacking: SQL has judged it.
+    pub async fn lacking(
+        &self,
+        campaign: &CampaignId,
+        claims: Vec<(UserId, ClaimRecord)>,
+    ) -> Result<Vec<(UserId, ClaimRecord)>, SqlError> {
+        let id = |user: &UserId, record: &ClaimRecord| ClaimId {
+            campaign: campaign.clone(),
+            user: user.clone(),
+            digest: record.digest,
+        };
+        let ids: Vec<_> = claims.iter().map(|(user, record)| [id(user, record).to_string()]).collect();
+        step::before("sql:lacking").await;
+        let handle =
+            sqlx::query(AssertSqlSafe(statements::REVISIONS.replace(statements::ROWS, self.rows_of_json)))
+                .bind(serde_json::to_string(&ids).unwrap_or_default())
+                .fetch_all(&self.pool.within(BULK))
+                .await;
+        let handle = step::after(handle)?
+            .iter()
+            .map(|row| Ok((row.try_get::<String, _>(0)?, unsigned(row.try_get(1)?)?)))
+            .collect::<Result<HashMap<_, _>, SqlError>>()?;
+        let lacks = |(user, record): &(UserId, ClaimRecord)| {
+            handle.get(&id(user, record).to_string()).is_none_or(|there| *there < u64::from(record.revision))
+        };
+        Ok(claims.into_iter().filter(lacks).collect())
+    }
+
+    /// Up to `limit` claims of a campaign, those behind `after`, for a caller who waits.
+    pub async fn claims(
+        &self,
+        campaign: &CampaignId,
+        after: &ClaimCursor,
+        limit: u32,
+    ) -> Result<ClaimPage, SqlError> {
+        page(&self.pool, campaign, after, limit).await
+    }
+
+    /// Up to `limit` claims of a campaign, those behind `after`, as one part of an export.
+    pub async fn export_page(
+        &self,
+        campaign: &CampaignId,
+        after: &ClaimCursor,
+        limit: u32,
+    ) -> Result<ClaimPage, SqlError> {
+        page(&self.pool.within(BULK), campaign, after, limit).await
+    }
+}
+
+/// Up to `limit` claims of a campaign, those behind `after`, in the order of their sequence.
+async fn page(
+    pool: &Pool,
+    campaign: &CampaignId,
+    after: &ClaimCursor,
+    limit: u32,
+) -> Result<ClaimPage, SqlError> {
+    step::before("sql:claims").await;
+    let found = sqlx::query(statements::PAGE)
+        .bind(campaign.as_str())
+        .bind(big(after.sequence))
+        .bind(after.id.as_str())
+        .bind(i64::from(limit))
+        .fetch_all(pool)
+        .await;
+    let rows = step::after(found)?.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let next = rows
+        .last()
+        .filter(|_| is_full(rows.len(), limit))
+        .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
+    Ok(ClaimPage { rows, next })
+}
+
+pub(super) fn read(row: &AnyRow) -> Result<ClaimRow, SqlError> {
+    let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
+    let id: ClaimId = row.try_get::<String, _>("id")?.parse().map_err(unreadable)?;
+    let quantity = u32::try_from(row.try_get::<i64, _>("quantity")?).map_err(unreadable)?;
+    let expires_at: Option<i64> = row.try_get("expires_at")?;
+    let claim = Claim {
+        campaign_id: id.campaign.clone(),
+        user_id: id.user.clone(),
+        id,
+        quantity: Quantity::try_from(quantity).map_err(unreadable)?,
+        status: status(&row.try_get::<String, _>("status")?)?,
+        sequence: unsigned(row.try_get("sequence")?)?,
+        claimed_at: time(row.try_get("claimed_at")?)?,
+        expires_at: expires_at.map(time).transpose()?,
+        persisted: None,
+    };
+    let revision = unsigned(row.try_get("revision")?)?;
+    Ok(ClaimRow { claim, revision, day: row.try_get("day")?, updated_at: time(row.try_get("updated_at")?)? })
+}
+
+fn read_record(row: &AnyRow) -> Result<(UserId, ClaimRecord), SqlError> {
+    let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
+    let id: ClaimId = row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?;
+    let expires_at: Option<i64> = row.try_get(7)?;
+    let record = ClaimRecord {
+        digest: id.digest,
+        quantity: u32::try_from(row.try_get::<i64, _>(1)?).map_err(unreadable)?,
+        status: status(row.try_get(2)?)?,
+        revision: u8::try_from(row.try_get::<i64, _>(3)?).map_err(unreadable)?,
+        sequence: unsigned(row.try_get(4)?)?,
+        day: u32::try_from(row.try_get::<i64, _>(5)?).map_err(unreadable)?,
+        claimed_at: time(row.try_get(6)?)?,
+        expires_at: expires_at.map(time).transpose()?,
+    };
+    Ok((id.user, record))
+}
+
+fn is_full(rows: usize, limit: u32) -> bool {
+    u32::try_from(rows).is_ok_and(|rows| rows >= limit)
+}
+
+fn status(text: &str) -> Result<ClaimStatus, SqlError> {
+    [
+        ClaimStatus::Granted,
+        ClaimStatus::Held,
+        ClaimStatus::Returned,
+        ClaimStatus::Expired,
+        ClaimStatus::Revoked,
+    ]
+    .into_iter()
+    .find(|status| status.as_str() == text)
+    .ok_or_else(|| unreadable(text))
+}

@@ -1,0 +1,222 @@
+//! The only way to SQL: campaigns, claims, and who changed what. SQLite or PostgreSQL, by the address's scheme.
+//!
+//! Both understand the same statements but for one word, so there is one text of each. Every transaction that writes begins with a
+//! write: in SQLite that takes the one writer's place at once, in PostgreSQL it locks the campaign's row.
+//!
+//! Nothing waits without a limit, whatever has become of the database's host ([`pool`]); the wait for a connection counts:
+//!
+//! | what waits | limit |
+//! |---|---|
+//! | what a caller waits for: a campaign, a page of them, a change, a claim, a page of them, a settlement | [`INTERACTIVE`] |
+//! | a batch drained; a page of a load or of an export | [`BULK`] |
+//! | the sums and the gaps of a whole campaign; a salvage | [`WHOLE`] |
+//! | a look whether SQL answers, on a connection of its own | [`PING`] |
+//! | a new connection; an idle one looked at before it is used; rollback and return of a used one | [`CONNECT`], [`IDLE_PING`], 1 s |
+//! | the end: connections that are still in use | [`CLOSE`] |
+//! | at start: the first connection; the migrations | [`START`], [`MIGRATE`] |
+//!
+//! A statement whose limit is over is given up together with its connection. The server gives up by itself, see [`prepare`].
+
+mod campaigns;
+mod changes;
+mod claims;
+mod outbox_writer;
+mod pool;
+mod serving;
+pub mod statements;
+mod transition;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::any::AnyPoolOptions;
+use sqlx::{AnyConnection, Connection as _, Row as _};
+use tokio::time::timeout;
+
+use self::pool::{Pool, Writer};
+use campaigns::Unreadable;
+pub use campaigns::{CampaignPage, Change, Changed};
+pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
+pub use changes::{Stamp, State};
+pub use outbox_writer::OutboxWriteError;
+pub use serving::ServedBy;
+pub use transition::Transitioned;
+
+/// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
+const CONNECTIONS_MAX: u32 = 8;
+/// Callers that wait for SQL at once, unless told otherwise: see [`SqlStore::for_callers`].
+const CALLERS_MAX: usize = 1024;
+
+/// What a caller waits for. The edge gives core 2 s.
+const INTERACTIVE: Duration = Duration::from_millis(1500);
+/// Thousands of rows: a batch drained, a page of a load or an export. They take some 300 ms.
+const BULK: Duration = Duration::from_secs(15);
+/// All rows of a campaign in one statement, or a salvage. A million take about a second.
+const WHOLE: Duration = Duration::from_secs(60);
+/// A look whether SQL answers.
+const PING: Duration = Duration::from_secs(1);
+/// A new connection, or the wait for one that is free; a caller's own limit ends it before.
+const CONNECT: Duration = Duration::from_secs(5);
+/// A connection that has lain idle for longer than [`IDLE_TRUSTED`] may lead to a host that is gone: it is asked first.
+const IDLE_PING: Duration = Duration::from_millis(500);
+const IDLE_TRUSTED: Duration = Duration::from_secs(1);
+const CLOSE: Duration = Duration::from_secs(5);
+const START: Duration = Duration::from_secs(5);
+/// A large register gets a new index.
+const MIGRATE: Duration = Duration::from_mins(30);
+
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
+
+/// Where the register is kept.
+#[derive(Clone)]
+pub struct SqlStore {
+    pool: Pool,
+    /// One connection for [`SqlStore::ping`], made when it is first needed.
+    pings: Pool,
+    url: Arc<str>,
+    /// Some for SQLite.
+    writer: Option<Writer>,
+    unreadable: Arc<Unreadable>,
+    /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
+    rows_of_json: &'static str,
+}
+
+impl std::fmt::Debug for SqlStore {
+    /// Without the address: it may hold a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Archive").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// Why SQL did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SqlError {
+    /// The database cannot be reached, or refused.
+    #[error("SQL is unavailable: {0}")]
+    Sql(#[from] sqlx::Error),
+    /// The schema could not be brought up to date.
+    #[error("migrating the register: {0}")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+    /// The schema is not up to date in time.
+    #[error("migrating the register took more than {} minutes", MIGRATE.as_secs() / 60)]
+    MigrateLate,
+    /// A row that this core cannot read.
+    #[error("the register holds what this version cannot read: {0}")]
+    Unreadable(String),
+}
+
+impl SqlStore {
+    /// The register as it is, without bringing its schema up to date; connects when first asked.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn as_it_is(url: &str) -> Result<Self, SqlError> {
+        sqlx::any::install_default_drivers();
+        Self::connect(url, url.starts_with("sqlite:").then(Writer::default))
+    }
+
+    /// Connects and brings the schema up to date.
+    ///
+    /// # Errors
+    /// When the database does not answer within 5 s, refuses, or cannot be brought up to date.
+    pub async fn open(url: &str) -> Result<Self, SqlError> {
+        sqlx::any::install_default_drivers();
+        // Without the limits that a server keeps by itself: an index of a large table takes its time.
+        let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
+        timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| SqlError::MigrateLate)??;
+        migrating.close().await;
+        let sql = Self::connect(url, url.starts_with("sqlite:").then(Writer::default))?;
+        // The first connection is made here: whoever asks next is in a hurry.
+        sqlx::query("SELECT 1").execute(&sql.pool.within(START)).await?;
+        Ok(sql)
+    }
+
+    /// Whether this is a SQLite file: then only this core can be at work on it, since it has locked the data folder.
+    pub fn is_sqlite(&self) -> bool {
+        self.url.starts_with("sqlite:")
+    }
+
+    /// The same register over connections of its own, made when they are needed. SQLite works on the thread that makes
+    /// them, or on one like it.
+    ///
+    /// # Errors
+    /// When the address is none.
+    pub fn reopen(&self) -> Result<Self, SqlError> {
+        Self::connect(&self.url, self.writer.clone())
+    }
+
+    fn connect(url: &str, writer: Option<Writer>) -> Result<Self, SqlError> {
+        let connections = |max, wait| {
+            let options = AnyPoolOptions::new().max_connections(max).acquire_timeout(wait);
+            options
+                .test_before_acquire(false)
+                .before_acquire(|connection, met| {
+                    Box::pin(async move {
+                        if met.idle_for > IDLE_TRUSTED {
+                            let answer = timeout(IDLE_PING, connection.ping()).await;
+                            answer.map_err(|_| sqlx::Error::PoolTimedOut)??;
+                        }
+                        Ok(true)
+                    })
+                })
+                .after_connect(|connection, _| Box::pin(prepare(connection)))
+                .connect_lazy(url)
+        };
+        let is_sqlite = writer.is_some();
+        Ok(Self {
+            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX, writer.clone()),
+            pings: Pool::new(connections(1, PING)?, PING, 1, None),
+            url: url.into(),
+            unreadable: Arc::default(),
+            rows_of_json: if is_sqlite { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES },
+            writer,
+        })
+    }
+
+    /// With so many callers at most that wait for SQL at once; further ones are refused at once. [`Self::open`] allows 1024.
+    #[must_use]
+    pub fn for_callers(self, callers_max: usize) -> Self {
+        Self { pool: self.pool.for_callers(callers_max), ..self }
+    }
+
+    /// Whether SQL answers, within 1 s, and which run of its server: another number tells that it was restarted, or that
+    /// another server stands in its place. It has a connection of its own: however much the others have to do, and however
+    /// long they wait, it says how the database is.
+    ///
+    /// # Errors
+    /// When SQL does not answer.
+    pub async fn ping(&self) -> Result<i64, SqlError> {
+        let statement = if self.is_sqlite() { "SELECT 0" } else { SERVER_RUN };
+        Ok(sqlx::query(statement).fetch_one(&self.pings).await?.try_get(0)?)
+    }
+
+    /// Waits up to 5 s for what is under way, and closes.
+    pub async fn close(&self) {
+        tokio::join!(self.pool.close(CLOSE), self.pings.close(CLOSE));
+    }
+}
+
+/// When PostgreSQL's server was started, in ms since 1970.
+const SERVER_RUN: &str = "SELECT CAST(EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 1000 AS BIGINT)";
+
+/// Limits that PostgreSQL keeps by itself when core, or the way to it, is gone: so that what nobody waits for any more keeps no
+/// campaign's row from others. Those that a server does not know are left out.
+const SERVER_LIMITS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
+    ('statement_timeout', '60s'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '5s'), \
+    ('client_connection_check_interval', '1s'), ('tcp_user_timeout', '10s'), ('tcp_keepalives_idle', '5'), \
+    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) AS wanted (parameter, value) \
+    JOIN pg_settings ON name = parameter";
+
+/// PostgreSQL: the limits that it keeps. SQLite: readers beside the one writer, a commit that survives the power going
+/// out, and a wait for the writer's place that ends before any caller's.
+async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
+    if connection.backend_name() != "SQLite" {
+        sqlx::raw_sql(SERVER_LIMITS).execute(&mut *connection).await?;
+        return Ok(());
+    }
+    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1200", "foreign_keys = ON"] {
+        let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
+        sqlx::query(statement).execute(&mut *connection).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,249 @@
+//! The outbox' entries written to SQL: by the drain, and, of a campaign that is closed, one by one.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+
+use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
+use sqlx::any::AnyArguments;
+use sqlx::query::Query;
+use sqlx::{Any, AssertSqlSafe, Row as _};
+
+use super::campaigns::{big, unsigned};
+use super::pool::Transaction;
+use super::{SqlStore, SqlError, BULK, WHOLE, statements};
+use crate::domain::event::{ClaimEvent, OutboxEntry};
+use crate::step;
+
+/// Why entries were not written.
+#[derive(Debug, thiserror::Error)]
+pub enum OutboxWriteError {
+    /// The register knows no such campaign.
+    #[error("the register has no such campaign")]
+    NoCampaign,
+    /// A constraint of the register's own refuses them: a second claim in one place, or one past its limit.
+    #[error("the register's own constraint refuses these claims: {0}")]
+    Constraint(#[source] sqlx::Error),
+    /// SQL did not answer; nothing was written.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+}
+
+impl From<sqlx::Error> for OutboxWriteError {
+    fn from(error: sqlx::Error) -> Self {
+        let constraint = error
+            .as_database_error()
+            .is_some_and(|error| error.is_check_violation() || error.is_unique_violation());
+        if constraint { Self::Constraint(error) } else { Self::Sql(error.into()) }
+    }
+}
+
+impl SqlStore {
+    /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
+    /// is stored as revoked: its Redis was lost, and its units may have been given anew.
+    pub async fn write_entries(&self, campaign: &CampaignId, entries: &[OutboxEntry]) -> Result<(), OutboxWriteError> {
+        step::before("sql:write_entries").await;
+        let mut transaction = self.pool.within(BULK).begin().await?;
+        let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
+        let mut rows = newest(entries);
+        // In the order of their ids each page of the index is visited once.
+        rows.sort_unstable_by_key(|row| (row.event.user.as_str(), row.event.claim.digest));
+        self.insert(campaign, epoch, &rows).execute(&mut *transaction).await?;
+        step::after(transaction.commit().await)?;
+        Ok(())
+    }
+
+    /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
+    /// it was granted by a Redis that had lost what SQL holds in its place.
+    pub async fn salvage(&self, campaign: &CampaignId, entries: &[OutboxEntry]) -> Result<u64, OutboxWriteError> {
+        step::before("sql:salvage").await;
+        let mut transaction = self.pool.within(WHOLE).begin().await?;
+        let locked = lock_campaign(&mut transaction, campaign, entries).await?;
+        let taken =
+            sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
+        let mut taken = unsigned(taken.try_get(0)?)?;
+        let mut revoked = 0;
+        for row in newest(entries) {
+            let id = row.event.claim_id(campaign).to_string();
+            let taken_by_others = taken - standing(&mut transaction, &id).await?;
+            // Another history may have used the units up: SQL's own sums decide, not what this one believed.
+            let stands = !exceeds_a_limit(&mut transaction, campaign, &locked, &row, (&id, taken_by_others))
+                .await?
+                && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
+            if !stands {
+                let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
+                self.insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
+                revoked += 1;
+            }
+            taken = taken_by_others + standing(&mut transaction, &id).await?;
+        }
+        step::after(transaction.commit().await)?;
+        Ok(revoked)
+    }
+
+    /// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
+    async fn try_insert(
+        &self,
+        transaction: &mut Transaction,
+        campaign: &CampaignId,
+        epoch: u64,
+        row: Row<'_>,
+    ) -> Result<bool, OutboxWriteError> {
+        sqlx::raw_sql("SAVEPOINT attempt").execute(&mut **transaction).await?;
+        let written = self.insert(campaign, epoch, &[row]).execute(&mut **transaction).await;
+        let (stands, end) = match written.map_err(OutboxWriteError::from) {
+            Ok(_) => (true, "RELEASE SAVEPOINT attempt"),
+            Err(OutboxWriteError::Constraint(_)) => (false, "ROLLBACK TO SAVEPOINT attempt"),
+            Err(error) => return Err(error),
+        };
+        sqlx::raw_sql(end).execute(&mut **transaction).await?;
+        Ok(stands)
+    }
+
+    /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
+    /// would take SQLite quadratic time.
+    fn insert(
+        &self,
+        campaign: &CampaignId,
+        epoch_now: u64,
+        rows: &[Row<'_>],
+    ) -> Query<'static, Any, AnyArguments> {
+        let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, epoch_now)).collect();
+        // Strings, numbers and nulls: nothing in them can fail to be written.
+        let json = serde_json::to_string(&columns).unwrap_or_default();
+        sqlx::query(AssertSqlSafe(statements::WRITE.replace(statements::ROWS, self.rows_of_json)))
+            .bind(json)
+            .bind(campaign.to_string())
+    }
+}
+
+/// A campaign whose row a transaction holds.
+#[derive(Debug, Clone, Copy)]
+struct Locked {
+    epoch: u64,
+    per_user: Option<u64>,
+    per_user_per_day: Option<u64>,
+}
+
+/// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come.
+async fn lock_campaign(
+    transaction: &mut Transaction,
+    campaign: &CampaignId,
+    entries: &[OutboxEntry],
+) -> Result<Locked, OutboxWriteError> {
+    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or(0);
+    let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
+    let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
+    // What an older epoch has counted says nothing about this one.
+    let row = sqlx::query(
+        "UPDATE campaigns SET sequence = CASE WHEN epoch = $1 AND $2 > sequence THEN $2 ELSE sequence END, \
+         events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 \
+         RETURNING epoch, per_user, per_user_per_day",
+    )
+    .bind(big(newest))
+    .bind(big(sequences.max().unwrap_or(0)))
+    .bind(big(of_newest().map(|entry| entry.count).max().unwrap_or(0)))
+    .bind(campaign.as_str())
+    .fetch_optional(&mut **transaction)
+    .await?
+    .ok_or(OutboxWriteError::NoCampaign)?;
+    let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
+    Ok(Locked { epoch: unsigned(row.try_get(0)?)?, per_user: limit(1)?, per_user_per_day: limit(2)? })
+}
+
+/// Units that the claim `id` has taken, as SQL holds it.
+async fn standing(transaction: &mut Transaction, id: &str) -> Result<u64, OutboxWriteError> {
+    let row = sqlx::query(statements::STANDING).bind(id.to_owned()).fetch_one(&mut **transaction).await?;
+    Ok(unsigned(row.try_get(0)?)?)
+}
+
+/// Whether a claim, its id beside what all others have taken, would exceed the total it was decided by, or what the
+/// campaign allows a user now.
+async fn exceeds_a_limit(
+    transaction: &mut Transaction,
+    campaign: &CampaignId,
+    locked: &Locked,
+    row: &Row<'_>,
+    (id, taken_by_others): (&str, u64),
+) -> Result<bool, OutboxWriteError> {
+    if !matches!(row.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held) {
+        return Ok(false);
+    }
+    let of_user = sqlx::query(statements::TAKEN_BY_USER)
+        .bind(campaign.to_string())
+        .bind(row.event.user.to_string())
+        .bind(id.to_owned())
+        .bind(i64::from(row.event.claim.day))
+        .fetch_one(&mut **transaction)
+        .await?;
+    let quantity = u64::from(row.event.claim.quantity);
+    Ok([
+        (taken_by_others, row.limit_at_decision),
+        (unsigned(of_user.try_get(0)?)?, locked.per_user),
+        (unsigned(of_user.try_get(1)?)?, locked.per_user_per_day),
+    ]
+    .into_iter()
+    .any(|(taken, limit)| limit.is_some_and(|limit| taken + quantity > limit)))
+}
+
+/// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
+#[derive(Debug, Clone, Copy)]
+struct Row<'a> {
+    epoch: u64,
+    event: &'a ClaimEvent,
+    limit_at_decision: Option<u64>,
+    cumulative_taken: Option<u64>,
+}
+
+/// As [`statements::WRITE`] takes them.
+type Columns<'a> =
+    (String, &'a str, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
+
+impl<'a> Row<'a> {
+    fn columns(&self, campaign: &CampaignId, epoch_now: u64) -> Columns<'a> {
+        let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
+        let claim = &event.claim;
+        let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
+        (
+            event.claim_id(campaign).to_string(),
+            event.user.as_str(),
+            claim.quantity,
+            status.as_str(),
+            epoch,
+            claim.revision,
+            claim.sequence,
+            claim.day,
+            claim.claimed_at.as_ms(),
+            claim.expires_at.map(Timestamp::as_ms),
+            event.updated_at.as_ms(),
+            limit_at_decision,
+            cumulative_taken,
+        )
+    }
+}
+
+/// One row for each claim: one statement may not touch a row twice.
+fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
+    let mut places = HashMap::new();
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for (epoch, event) in
+        entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
+    {
+        let row = Row { epoch, event, limit_at_decision: event.limit_at_decision, cumulative_taken: event.cumulative_taken };
+        match places.entry((event.user.as_str(), event.claim.digest)) {
+            Vacant(place) => {
+                place.insert(rows.len());
+                rows.push(row);
+            }
+            Occupied(place) => {
+                let handle = &mut rows[*place.get()];
+                if (epoch, event.claim.revision) > (handle.epoch, handle.event.claim.revision) {
+                    // The guard's numbers belong together: a new decision brings both, a later state neither.
+                    let decided = if row.cumulative_taken.is_some() { row } else { *handle };
+                    let Row { limit_at_decision, cumulative_taken, .. } = decided;
+                    *handle = Row { limit_at_decision, cumulative_taken, ..row };
+                }
+            }
+        }
+    }
+    rows
+}

@@ -1,0 +1,121 @@
+//! Every statement over `claims`, in one place, so that none of them escapes the test that asks both databases for their
+//! plans (`tests/faults/plans.rs`). Pages begin behind a key, as row values: both databases find the place by an index.
+
+/// Declares the statements, and [`ALL`] of them.
+macro_rules! statements {
+    ($($(#[$about:meta])* $name:ident = $text:expr;)+) => {
+        $($(#[$about])* pub(super) const $name: &str = $text;)+
+
+        /// Every statement over `claims` by its name, as both databases are given it but for [`ROWS`].
+        pub const ALL: &[(&str, &str)] = &[$((stringify!($name), $name)),+];
+    };
+}
+
+/// Stands in a statement for what makes rows of `$1`, a JSON array: the one thing the two databases say differently.
+pub const ROWS: &str = "{rows}";
+/// [`ROWS`] in SQLite.
+pub const ROWS_SQLITE: &str = "json_each($1)";
+/// [`ROWS`] in PostgreSQL.
+pub const ROWS_POSTGRES: &str = "jsonb_array_elements(CAST($1 AS JSONB))";
+
+statements! {
+    /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim brings neither, a
+    /// new decision brings both, and a `limit_at_decision` of none then means that there was none.
+    WRITE = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
+        claimed_at, expires_at, updated_at, limit_at_decision, cumulative_taken) \
+        SELECT value->>0, $2, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
+        CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), \
+        CAST(value->>9 AS BIGINT), CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT) \
+        FROM {rows} WHERE TRUE \
+        ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
+        revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
+        claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
+        limit_at_decision = CASE WHEN excluded.cumulative_taken IS NULL THEN claims.limit_at_decision ELSE excluded.limit_at_decision END, \
+        cumulative_taken = COALESCE(excluded.cumulative_taken, claims.cumulative_taken) \
+        WHERE excluded.status <> 'revoked' AND (excluded.epoch > claims.epoch \
+        OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
+
+    /// One claim.
+    ONE = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at FROM claims \
+        WHERE id = $1";
+
+    /// One claim confirmed, returned or expired: `$2` at `$3`. What is granted expires no more.
+    TRANSITION = "UPDATE claims SET status = $2, revision = revision + 1, updated_at = $3, \
+        expires_at = CASE WHEN $2 = 'granted' THEN NULL ELSE expires_at END WHERE id = $1";
+
+    /// A page of a campaign's claims in the order of their sequence.
+    PAGE = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at FROM claims \
+        WHERE campaign_id = $1 AND (sequence, id) > ($2, $3) ORDER BY sequence, id LIMIT $4";
+
+    /// A page of a campaign's claims but the revoked, user by user, each user's in the order of their sequence.
+    BY_USER = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at FROM claims \
+        WHERE campaign_id = $1 AND (user_id, sequence) > ($2, $3) AND status <> 'revoked' \
+        ORDER BY user_id, sequence LIMIT $4";
+
+    /// A campaign's claims, summed up.
+    TOTALS = "SELECT COUNT(*), \
+        CAST(COALESCE(SUM(CASE WHEN status IN ('granted', 'held') THEN quantity ELSE 0 END), 0) AS BIGINT), \
+        COALESCE(MAX(sequence), 0), \
+        CAST(COALESCE(SUM(CASE WHEN status = 'revoked' THEN 1 ELSE 0 END), 0) AS BIGINT), \
+        CAST(COALESCE(SUM(CASE WHEN status = 'held' THEN 1 ELSE 0 END), 0) AS BIGINT), \
+        COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0), \
+        CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
+        FROM claims WHERE campaign_id = $1";
+
+    /// How far SQL has followed these claims; a revoked one further than it can go.
+    REVISIONS = "SELECT id, CASE WHEN status = 'revoked' THEN 256 ELSE revision END FROM claims \
+        WHERE id IN (SELECT value->>0 FROM {rows})";
+
+    /// The sequences that no claim of a campaign has, as ranges.
+    GAPS = "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
+        LAG(sequence, 1, 0) OVER (ORDER BY sequence) AS before FROM claims WHERE campaign_id = $1) AS neighbours \
+        WHERE sequence > before + 1 ORDER BY sequence LIMIT $2";
+
+    /// What a campaign's claims have taken.
+    TAKEN = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
+        WHERE campaign_id = $1 AND status IN ('granted', 'held')";
+
+    /// What one claim has taken.
+    STANDING = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
+        WHERE id = $1 AND status IN ('granted', 'held')";
+
+    /// What one user's claims but `$3` have taken, in all and on day `$4`.
+    TAKEN_BY_USER = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
+        CAST(COALESCE(SUM(CASE WHEN day = $4 THEN quantity ELSE 0 END), 0) AS BIGINT) FROM claims \
+        WHERE campaign_id = $1 AND user_id = $2 AND id <> $3 AND status IN ('granted', 'held')";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// All of core's sources, by file.
+    fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                found.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+
+    #[test]
+    fn no_statement_over_claims_stands_anywhere_else() {
+        let mut found = Vec::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+        for (file, text) in found.iter().filter(|(file, _)| !file.ends_with("statements.rs")) {
+            let words: Vec<_> = text.split_whitespace().collect();
+            let used = words.windows(2).find(|two| {
+                ["FROM", "INTO", "UPDATE", "JOIN", "TABLE"].contains(&two[0].trim_start_matches(['"', '(']))
+                    && two[1].trim_end_matches(|end: char| !end.is_alphanumeric()) == "claims"
+            });
+            assert_eq!(used, None, "{file} has a statement over claims");
+        }
+        assert!(ALL.iter().all(|(_, text)| text.contains(" claims ")), "a statement over something else");
+    }
+}

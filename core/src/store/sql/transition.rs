@@ -1,0 +1,90 @@
+//! Claims confirmed or returned on a campaign that has left Redis: there SQL alone says how a claim stands, so it is settled here,
+//! under the campaign's row, by the rules of `lua/settle.lua`.
+
+use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
+
+use super::campaigns::{self, big};
+use super::claims::{self, ClaimRow};
+use super::{SqlStore, SqlError, statements};
+use crate::domain::campaign::Campaign;
+use crate::domain::claim_transition::ClaimTransition;
+use crate::step;
+
+/// What became of a claim, or why nothing did.
+#[derive(Debug)]
+pub enum Transitioned {
+    /// The claim as it stands now, whether by this call or before.
+    Stands(Claim),
+    /// As [`Self::Stands`], and the campaign, whose units or events are others now.
+    Changed(Claim, Campaign),
+    /// There is no such claim.
+    Unknown,
+    /// The campaign is in Redis, which decides; or there is none.
+    NotEvicted,
+}
+
+impl SqlStore {
+    /// Confirms or returns the claim `id` at `now`, once, however often and by however many at once it is asked. A hold
+    /// that is due expires, whichever was asked. Touches nothing unless the campaign is archived at that moment: whoever
+    /// brings it back to Redis waits for this, or this sees that it is back.
+    ///
+    /// # Errors
+    /// When SQL does not answer within 1.5 s; the claim may have been settled.
+    pub async fn transition(
+        &self,
+        id: &ClaimId,
+        transition: ClaimTransition,
+        now: Timestamp,
+    ) -> Result<Transitioned, SqlError> {
+        step::before("sql:transition").await;
+        let mut transaction = self.pool.begin().await?;
+        // Begins with a write that changes nothing, to hold the row: see the module's head.
+        let held =
+            sqlx::query("UPDATE campaigns SET version = version WHERE id = $1 AND evicted_at IS NOT NULL")
+                .bind(id.campaign.as_str())
+                .execute(&mut *transaction)
+                .await?;
+        if held.rows_affected() == 0 {
+            return Ok(Transitioned::NotEvicted);
+        }
+        let found =
+            sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&mut *transaction).await?;
+        let Some(ClaimRow { claim, .. }) = found.as_ref().map(claims::read).transpose()? else {
+            return Ok(Transitioned::Unknown);
+        };
+        let Some(status) = next_status(&claim, transition, now) else { return Ok(Transitioned::Stands(claim)) };
+        sqlx::query(statements::TRANSITION)
+            .bind(id.to_string())
+            .bind(status.as_str())
+            .bind(now.as_ms())
+            .execute(&mut *transaction)
+            .await?;
+        let given_back = if status == ClaimStatus::Granted { 0 } else { u64::from(claim.quantity.get()) };
+        // Each revision of a claim is an event of its campaign, here as in Redis.
+        let campaign = sqlx::query(
+            "UPDATE campaigns SET events = events + 1, \
+             evicted_taken = CASE WHEN evicted_taken > $1 THEN evicted_taken - $1 ELSE 0 END \
+             WHERE id = $2 RETURNING *",
+        )
+        .bind(big(given_back))
+        .bind(id.campaign.as_str())
+        .fetch_one(&mut *transaction)
+        .await?;
+        let campaign = campaigns::read(&campaign)?;
+        step::after(transaction.commit().await)?;
+        let expires_at = claim.expires_at.filter(|_| status != ClaimStatus::Granted);
+        Ok(Transitioned::Changed(Claim { status, expires_at, ..claim }, campaign))
+    }
+}
+
+/// What the claim is to become; `None` when it stays as it is.
+fn next_status(claim: &Claim, transition: ClaimTransition, now: Timestamp) -> Option<ClaimStatus> {
+    match (claim.status, transition) {
+        (ClaimStatus::Held, _) if claim.expires_at.is_some_and(|due| now >= due) => {
+            Some(ClaimStatus::Expired)
+        }
+        (ClaimStatus::Held, ClaimTransition::Confirm) => Some(ClaimStatus::Granted),
+        (ClaimStatus::Held | ClaimStatus::Granted, ClaimTransition::Return) => Some(ClaimStatus::Returned),
+        _ => None,
+    }
+}

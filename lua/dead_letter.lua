@@ -1,0 +1,16 @@
+#!lua flags=allow-oom
+-- dead_letter: moves an outbox entry that no core has written out of the way, where people can look at it.
+-- Frees the relay, so it runs without memory too.
+--
+-- KEYS  1 outbox   2 dead-letter stream
+-- ARGV  entry id
+--
+-- Replies
+--   1 when moved, 0 when it was gone: then it is only taken off the list of what was read and not acknowledged, where it
+--   would be met for ever
+
+local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+if entry then redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], unpack(entry[2])) end
+redis.call('XACK', KEYS[1], 'relay', ARGV[1])
+redis.call('XDEL', KEYS[1], ARGV[1])
+return entry and 1 or 0

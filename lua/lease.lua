@@ -1,0 +1,34 @@
+#!lua flags=allow-oom
+-- lease: a lease on a name. For saving work, never for correctness: what is written under it carries its token.
+--
+-- KEYS  1 lock (hash: owner, depth, token; expires with the lease)   2 the last token given (never expires)
+-- ARGV  1 'acquire', 'renew' or 'release'   2 owner   3 length of the lease in ms (not for release)
+--
+-- Replies
+--   {'held', token, depth}    acquired (a token higher than all before), or acquired again by its owner
+--   {'taken', ms}             another owner's, for so long yet
+--   {'renewed'}
+--   {'released', depth}       given up; 0 means the lock is free
+--   {'lost'}                  not the owner's any more: nothing was changed
+
+local owner = redis.call('HGET', KEYS[1], 'owner')
+local mine = owner == ARGV[2]
+
+if ARGV[1] == 'acquire' then
+  if owner and not mine then return { 'taken', redis.call('PTTL', KEYS[1]) } end
+  if not mine then
+    redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'depth', 0, 'token', redis.call('INCR', KEYS[2]))
+  end
+  local depth = redis.call('HINCRBY', KEYS[1], 'depth', 1)
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return { 'held', tonumber(redis.call('HGET', KEYS[1], 'token')), depth }
+end
+
+if not mine then return { 'lost' } end
+if ARGV[1] == 'renew' then
+  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  return { 'renewed' }
+end
+local depth = redis.call('HINCRBY', KEYS[1], 'depth', -1)
+if depth == 0 then redis.call('DEL', KEYS[1]) end
+return { 'released', depth }
