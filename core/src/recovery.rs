@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_shared::{Timestamp, UserId};
+use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
-use crate::archive::{Archive, ArchiveError, DrainError};
+use crate::archive::{Archive, ArchiveError, DrainError, History};
 use crate::campaign::{Archived, Campaign, Reached};
 use crate::campaigns::{Campaigns, Known};
 use crate::clock::{self, Clocks};
@@ -28,6 +28,8 @@ use crate::metrics;
 const LEASE: Duration = Duration::from_secs(5);
 /// For so long the clocks must not have stepped before a campaign is evicted for being over, unless it is to be sooner.
 const STEADY_MIN: Duration = Duration::from_secs(3600);
+/// Claims that SQL lacks, written in one transaction.
+const RESCUE_PAGE: usize = 1000;
 /// Campaigns whose keys are removed in one go.
 const DROPS_MAX: u32 = 100;
 /// How long a caller waits for a campaign that another core is loading, and how often it looks. A schedule that holds that
@@ -229,45 +231,50 @@ impl Recovery {
         if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
             return Ok(0);
         }
-        let mut rescued = 0;
+        let mut lacking = Vec::new();
         let mut at = Some(ClaimScan::START);
         while let Some(from) = at {
             let (claims, next) = self.ledger.claims_page(&known.keys, from).await?;
-            rescued += self.rescue(drawn, suspended, claims).await?;
+            lacking.extend(self.archive.lacking(&drawn.id, claims).await?);
             at = next;
         }
+        let rescued = self.rescue(drawn, suspended, lacking).await?;
         if rescued > 0 {
             tracing::error!(campaign = %drawn.id, rescued, "SQL had lost claims that Redis holds: they were written again");
         }
         Ok(rescued)
     }
 
-    /// Writes those of `claims` to SQL that it lacks; how many.
+    /// Writes claims to SQL that it lacks; how many.
     async fn rescue(
         &self,
         drawn: &Campaign,
         suspended: Suspended,
-        claims: Vec<(UserId, Record)>,
+        mut lacking: Vec<(UserId, Record)>,
     ) -> Result<u64, RecoveryError> {
-        let lacking = self.archive.lacking(&drawn.id, claims).await?;
-        if lacking.is_empty() {
-            return Ok(0);
-        }
+        // Of claims that a scan has shown twice, one is enough. What was given back comes before what was granted in its
+        // place, so that SQL never sees more taken than there was.
+        let stands = |claim: &Record| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
+        lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));
+        lacking.dedup_by_key(|(_, claim)| claim.sequence);
         // The total that they were decided by is not known; all of them were within what Redis counts.
         let total_then = drawn.limits.total.map(|total| u64::from(total.get()).max(suspended.taken));
-        let event = |(user, claim): (UserId, Record)| Event {
-            user,
-            claim,
-            updated_at: claim.claimed_at,
-            total_then,
-            taken_after: None,
-        };
-        let events: Vec<_> = lacking.into_iter().map(event).collect();
-        let rescued = events.len() as u64;
         let (epoch, count) = (suspended.epoch, suspended.reached.events);
-        let revoked =
-            self.archive.salvage(&drawn.id, &[Entry { id: String::new(), epoch, count, events }]).await?;
-        Ok(rescued - revoked)
+        let mut rescued = 0;
+        for page in lacking.chunks(RESCUE_PAGE) {
+            let event = |(user, claim): &(UserId, Record)| Event {
+                user: user.clone(),
+                claim: *claim,
+                updated_at: claim.claimed_at,
+                total_then,
+                taken_after: None,
+            };
+            let events: Vec<_> = page.iter().map(event).collect();
+            rescued += events.len() as u64;
+            let entry = Entry { id: String::new(), epoch, count, events };
+            rescued -= self.archive.salvage(&drawn.id, &[entry], History::Same).await?;
+        }
+        Ok(rescued)
     }
 
     /// Whether `campaign` is over for long enough, by core's clock and by Redis' at `redis_now`, and both have been steady.
@@ -359,7 +366,7 @@ impl Recovery {
                 }
             }
             if !honest {
-                let revoked = self.archive.salvage(campaign, &read.entries).await?;
+                let revoked = self.archive.salvage(campaign, &read.entries, History::Another).await?;
                 tracing::error!(%campaign, revoked, "claims stored as revoked");
             }
             after = last;

@@ -38,7 +38,7 @@ use self::pool::{Pool, Writer};
 use campaigns::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
-pub use drain::DrainError;
+pub use drain::{DrainError, History};
 pub use register::{Stamp, State};
 pub use settlement::Settled;
 
