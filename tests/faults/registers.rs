@@ -7,8 +7,10 @@ use std::path::Path;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
+use support::core_process::API_TOKEN;
 use support::inspect::key;
 use support::process::command;
+use support::signing::claim_id;
 use support::sql::Sql;
 use support::storm::Seen;
 use support::wait::holds;
@@ -76,6 +78,52 @@ async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
         assert_eq!(repaired["agrees"], true, "{repaired}");
         assert_eq!(repaired["sql"]["taken"], 80, "{repaired}");
         assert_eq!(winners(&checker, &stage.core, 100..140).await, 20, "exactly the rest is granted");
+        stage.judge(row, &checker, Expect::default()).await;
+    }
+}
+
+/// What was given back and granted again comes to SQL in that order, whatever the order in which Redis has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn units_that_were_given_back_and_granted_again_are_rescued_without_revoking_any() {
+    for stage in stages().await {
+        let row = Row::begin("the outbox is lost, units had changed hands");
+        let limits = Limits { total: Some(42), per_user: Some(2), per_user_per_day: None };
+        let checker = Checker::create(&stage.core, "demo", limits).await;
+        checker.win(&stage.core, 0..40).await;
+        // A record that is too long for it makes Redis keep the users in no order.
+        for key in ["k1", "k2"] {
+            checker.claim(&stage.core, "often", key).await;
+        }
+        stage.drained("demo").await;
+        let held = stage.sql.hold().await;
+        for user in 0..20 {
+            let id = claim_id("demo", &format!("u{user}"), "k");
+            let url = stage.core.url(&format!("/internal/v1/claims/{id}/return"));
+            stage.core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+            checker.ended(&id);
+        }
+        checker.win(&stage.core, 40..60).await;
+        row.fault();
+        stage.redis().await.query::<()>(&["DEL", &key("demo", "outbox")]).await;
+        held.release().await;
+        assert_eq!(winners(&checker, &stage.core, 60..70).await, 0, "all is taken");
+        stage.judge(row, &checker, Expect::default()).await;
+    }
+}
+
+/// Lowering a limit revokes nothing, also where SQL has lost what was granted before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_sql_has_lost_come_back_though_a_limit_was_lowered_since() {
+    for stage in stages().await {
+        let row = Row::begin("SQL has lost rows: a limit was lowered");
+        let checker = with_rows_lost(&row, &stage, "user_id = 'often' AND sequence > 70").await;
+        stage.core.patch("demo", json!({"limits": {"per_user": 2}})).await.expect(200);
+        let repaired = repair(&stage.core).await;
+        assert_eq!(
+            (&repaired["agrees"], &repaired["sql"]["revoked"]),
+            (&json!(true), &json!(0)),
+            "{repaired}"
+        );
         stage.judge(row, &checker, Expect::default()).await;
     }
 }

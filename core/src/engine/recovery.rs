@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_shared::UserId;
+use claimgate_shared::{ClaimStatus, UserId};
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
@@ -26,10 +26,12 @@ use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
 use crate::store::redis::scripts::Suspended;
 use crate::store::redis::{ClaimScan, RedisStoreError};
-use crate::store::sql::{OutboxWriteError, SqlError};
+use crate::store::sql::{History, OutboxWriteError, SqlError};
 
 /// A crashed loader keeps others waiting for so long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
+/// Claims that SQL lacks, written in one transaction.
+const RESCUE_PAGE: usize = 1000;
 /// How long a caller waits for a campaign that another core is loading, and how often it looks. A schedule that holds that
 /// core up would be waited for in vain.
 const READY_WAIT: Duration = if cfg!(feature = "steps") { Duration::ZERO } else { Duration::from_secs(1) };
@@ -230,45 +232,50 @@ impl Recovery {
         if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
             return Ok(0);
         }
-        let mut rescued = 0;
+        let mut lacking = Vec::new();
         let mut at = Some(ClaimScan::START);
         while let Some(from) = at {
             let (claims, next) = self.sync.redis.claims_page(&handle.keys, from).await?;
-            rescued += self.rescue(drawn, suspended, claims).await?;
+            lacking.extend(self.sync.sql.lacking(&drawn.id, claims).await?);
             at = next;
         }
+        let rescued = self.rescue(drawn, suspended, lacking).await?;
         if rescued > 0 {
             tracing::error!(campaign = %drawn.id, rescued, "SQL had lost claims that Redis holds: they were written again");
         }
         Ok(rescued)
     }
 
-    /// Writes those of `claims` to SQL that it lacks; how many.
+    /// Writes claims to SQL that it lacks; how many.
     async fn rescue(
         &self,
         drawn: &Campaign,
         suspended: Suspended,
-        claims: Vec<(UserId, ClaimRecord)>,
+        mut lacking: Vec<(UserId, ClaimRecord)>,
     ) -> Result<u64, RecoveryError> {
-        let lacking = self.sync.sql.lacking(&drawn.id, claims).await?;
-        if lacking.is_empty() {
-            return Ok(0);
-        }
+        // Of claims that a scan has shown twice, one is enough. What was given back comes before what was granted in its
+        // place, so that SQL never sees more taken than there was.
+        let stands = |claim: &ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
+        lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));
+        lacking.dedup_by_key(|(_, claim)| claim.sequence);
         // The total that they were decided by is not known; all of them were within what Redis counts.
         let limit_at_decision = drawn.limits.total.map(|total| u64::from(total.get()).max(suspended.taken));
-        let event = |(user, claim): (UserId, ClaimRecord)| ClaimEvent {
-            user,
-            claim,
-            updated_at: claim.claimed_at,
-            limit_at_decision,
-            cumulative_taken: None,
-        };
-        let events: Vec<_> = lacking.into_iter().map(event).collect();
-        let rescued = events.len() as u64;
         let (epoch, count) = (suspended.epoch, suspended.high_water_mark.events);
-        let revoked =
-            self.sync.sql.salvage(&drawn.id, &[OutboxEntry { id: String::new(), epoch, count, events }]).await?;
-        Ok(rescued - revoked)
+        let mut rescued = 0;
+        for page in lacking.chunks(RESCUE_PAGE) {
+            let event = |(user, claim): &(UserId, ClaimRecord)| ClaimEvent {
+                user: user.clone(),
+                claim: *claim,
+                updated_at: claim.claimed_at,
+                limit_at_decision,
+                cumulative_taken: None,
+            };
+            let events: Vec<_> = page.iter().map(event).collect();
+            rescued += events.len() as u64;
+            let entry = OutboxEntry { id: String::new(), epoch, count, events };
+            rescued -= self.sync.sql.salvage(&drawn.id, &[entry], History::Same).await?;
+        }
+        Ok(rescued)
     }
 
     /// Moves everything in a closed campaign's outbox to SQL, whoever has read it before.
@@ -292,7 +299,7 @@ impl Recovery {
                 }
             }
             if !honest {
-                let revoked = self.sync.sql.salvage(campaign, &read.entries).await?;
+                let revoked = self.sync.sql.salvage(campaign, &read.entries, History::Another).await?;
                 tracing::error!(%campaign, revoked, "claims stored as revoked");
             }
             after = last;

@@ -38,7 +38,7 @@ use campaigns::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
 pub use changes::{Stamp, State};
-pub use outbox_writer::OutboxWriteError;
+pub use outbox_writer::{History, OutboxWriteError};
 pub use serving::ServedBy;
 pub use transition::Transitioned;
 

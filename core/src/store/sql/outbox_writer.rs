@@ -37,6 +37,15 @@ impl From<sqlx::Error> for OutboxWriteError {
     }
 }
 
+/// Where claims come from that are written one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum History {
+    /// The one that SQL holds the rest of: each was within its user's limits when it was decided, whatever these are now.
+    Same,
+    /// Perhaps another one, which may have given the same units to others.
+    Another,
+}
+
 impl SqlStore {
     /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
@@ -53,8 +62,13 @@ impl SqlStore {
     }
 
     /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
-    /// it was granted by a Redis that had lost what SQL holds in its place.
-    pub async fn salvage(&self, campaign: &CampaignId, entries: &[OutboxEntry]) -> Result<u64, OutboxWriteError> {
+    /// it was granted by a Redis that had lost what SQL holds in its place. Returns how many were.
+    pub async fn salvage(
+        &self,
+        campaign: &CampaignId,
+        entries: &[OutboxEntry],
+        history: History,
+    ) -> Result<u64, OutboxWriteError> {
         step::before("sql:salvage").await;
         let mut transaction = self.pool.within(WHOLE).begin().await?;
         let locked = lock_campaign(&mut transaction, campaign, entries).await?;
@@ -66,8 +80,9 @@ impl SqlStore {
             let id = row.event.claim_id(campaign).to_string();
             let taken_by_others = taken - standing(&mut transaction, &id).await?;
             // Another history may have used the units up: SQL's own sums decide, not what this one believed.
-            let stands = !exceeds_a_limit(&mut transaction, campaign, &locked, &row, (&id, taken_by_others))
-                .await?
+            let stands = !exceeds_the_total(&row, taken_by_others)
+                && (history == History::Same
+                    || !exceeds_a_users_limit(&mut transaction, campaign, &locked, &row, &id).await?)
                 && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
             if !stands {
                 let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
@@ -156,16 +171,21 @@ async fn standing(transaction: &mut Transaction, id: &str) -> Result<u64, Outbox
     Ok(unsigned(row.try_get(0)?)?)
 }
 
-/// Whether a claim, its id beside what all others have taken, would exceed the total it was decided by, or what the
-/// campaign allows a user now.
-async fn exceeds_a_limit(
+/// Whether a claim would exceed the total it was decided by, beside what all others have taken.
+fn exceeds_the_total(row: &Row<'_>, taken_by_others: u64) -> bool {
+    let taken = taken_by_others + u64::from(row.event.claim.quantity);
+    row.stands() && row.limit_at_decision.is_some_and(|total| taken > total)
+}
+
+/// Whether a claim would exceed what the campaign allows a user now.
+async fn exceeds_a_users_limit(
     transaction: &mut Transaction,
     campaign: &CampaignId,
     locked: &Locked,
     row: &Row<'_>,
-    (id, taken_by_others): (&str, u64),
+    id: &str,
 ) -> Result<bool, OutboxWriteError> {
-    if !matches!(row.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held) {
+    if !row.stands() {
         return Ok(false);
     }
     let of_user = sqlx::query(statements::TAKEN_BY_USER)
@@ -176,13 +196,11 @@ async fn exceeds_a_limit(
         .fetch_one(&mut **transaction)
         .await?;
     let quantity = u64::from(row.event.claim.quantity);
-    Ok([
-        (taken_by_others, row.limit_at_decision),
-        (unsigned(of_user.try_get(0)?)?, locked.per_user),
-        (unsigned(of_user.try_get(1)?)?, locked.per_user_per_day),
-    ]
-    .into_iter()
-    .any(|(taken, limit)| limit.is_some_and(|limit| taken + quantity > limit)))
+    let taken = [unsigned(of_user.try_get(0)?)?, unsigned(of_user.try_get(1)?)?];
+    Ok(taken
+        .into_iter()
+        .zip([locked.per_user, locked.per_user_per_day])
+        .any(|(taken, limit)| limit.is_some_and(|limit| taken + quantity > limit)))
 }
 
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
@@ -199,6 +217,11 @@ type Columns<'a> =
     (String, &'a str, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
 
 impl<'a> Row<'a> {
+    /// Whether the claim takes units.
+    fn stands(&self) -> bool {
+        matches!(self.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held)
+    }
+
     fn columns(&self, campaign: &CampaignId, epoch_now: u64) -> Columns<'a> {
         let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
         let claim = &event.claim;
