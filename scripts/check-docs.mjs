@@ -62,13 +62,17 @@ function linesOf(text) {
   });
 }
 
-/** What stands in backticks, and each line of a fence of shell commands. */
+/** What stands in backticks, also over the end of a line, and each line of a fence of shell commands. */
 function codeOf(text) {
-  return linesOf(text).flatMap(({ number, line, fence }) => {
-    if (fence === "sh") return [{ number, code: line.trim(), isShell: true }];
-    if (fence !== null) return [];
-    return [...line.matchAll(/`([^`]+)`/g)].map(([, code]) => ({ number, code, isShell: false }));
-  });
+  const lines = linesOf(text);
+  const shell = lines.filter(({ fence }) => fence === "sh").map(({ number, line }) => ({ number, code: line.trim(), isShell: true }));
+  const prose = lines.map(({ line, fence }) => (fence === null ? line : "")).join("\n");
+  const spans = [...prose.matchAll(/`((?:[^`\n]|\n(?!\s*\n))+)`/g)].map((match) => ({
+    number: prose.slice(0, match.index).split("\n").length,
+    code: match[1].replace(/\s*\n\s*/g, " "),
+    isShell: false,
+  }));
+  return [...spans, ...shell];
 }
 
 /** The anchors of a document's headings, as GitHub makes them. */
