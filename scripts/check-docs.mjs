@@ -1,6 +1,7 @@
 #!/usr/bin/env node
 // Whether the documents name only what exists: links and anchors, paths, make targets, commands and flags, variables, tests,
-// metrics, problem codes, script replies. And the reverse: metrics, variables and problem codes that no document has.
+// metrics, routes, and what lua/README.md and docs/redis-layout.md say of the scripts. And the reverse: metrics, variables, routes,
+// problem codes and scripts that their page does not name.
 //
 //   node scripts/check-docs.mjs     prints a line for each mistake and exits with 1 when there are any
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
@@ -306,6 +307,35 @@ function checkComplete() {
   }
 }
 
+/** Calls of core in backticks are routes of core's, and docs/api.md has each of them. */
+const routes = quoted(readAll(["core/src/http"], ".rs"), /"(\/(?:(?:internal|admin)\/v1\/[^"?\s]*|metrics|openapi\.json|livez|readyz))"/g);
+const CALL = /`(?:GET|POST|PATCH|PUT|DELETE) (\/[^`?\s]*)`/g;
+
+function checkCalls(file, text) {
+  for (const { number, line } of linesOf(text)) {
+    for (const [, call] of line.matchAll(CALL)) {
+      if (/^\/(internal|admin)\//.test(call) && !routes.has(call)) mistake(file, number, `${call}: no such route`);
+    }
+  }
+  if (file !== "docs/api.md") return;
+  const documented = quoted(text, CALL);
+  for (const route of routes) if (!documented.has(route)) mistake(file, 1, `${route}: this route is not documented here`);
+}
+
+/** The edge's settings are read by the Worker, by workerd's configuration or named in wrangler.toml. */
+function checkEdgeSettings() {
+  const file = "docs/configuration.md";
+  const source = readAll(["edge/src", "edge/workerd", "edge/workerd.capnp", "wrangler.toml"], "");
+  let isEdge = false;
+  for (const { number, line } of linesOf(texts.get(file) ?? "")) {
+    if (line.startsWith("## ")) isEdge = line === "## Edge";
+    const cell = isEdge ? line.match(/^\| ([^|]*) \|/)?.[1] ?? "" : "";
+    for (const [, name] of cell.matchAll(/`([A-Z_]+)`/g)) {
+      if (!new RegExp(`\\b${name}\\b`).test(source)) mistake(file, number, `${name}: the edge has no such setting`);
+    }
+  }
+}
+
 /** Each script is in the table of lua/README.md, with replies that it has; fields and keys of the layout are spelt as in the code. */
 function checkScripts() {
   const prelude = read("lua/prelude.lua");
@@ -344,6 +374,7 @@ for (const [file, text] of texts) {
   if (lines > (LINES_MAX[file] ?? Infinity)) mistake(file, lines, `${lines} lines, at most ${LINES_MAX[file]}`);
   checkLinks(file, text);
   checkNames(file, text);
+  checkCalls(file, text);
   for (const { number, code, isShell } of codeOf(text)) {
     checkPaths(file, number, code, isShell);
     checkMake(file, number, code);
@@ -353,6 +384,7 @@ for (const [file, text] of texts) {
   }
 }
 checkComplete();
+checkEdgeSettings();
 checkScripts();
 
 for (const line of mistakes) console.error(line);
