@@ -296,6 +296,7 @@ function checkNames(file, text) {
 function checkComplete() {
   const complete = [
     ["docs/operations.md", metricNames, "metric"],
+    ["docs/operations.md", new Set([...commands.keys()].map((name) => `claimgate ${name}`)), "command"],
     ["docs/configuration.md", configured, "variable"],
     ["docs/api.md", problemCodes, "problem code"],
   ];
