@@ -223,6 +223,17 @@ function checkCommand(file, number, code) {
   }
 }
 
+const serveFlags = flagsOf(commands.get("serve"));
+const allFlags = new Set([...structs.keys()].flatMap((struct) => [...flagsOf(struct)]).concat("help", "version"));
+
+/** A flag in backticks by itself, in the documents about claimgate's own command line. */
+function checkLoneFlag(file, number, code) {
+  const flag = code.match(/^--([a-z][a-z-]*)$/)?.[1];
+  if (!flag || !/^(README\S*|docs\/(operations|configuration|guarantees|api)\.md)$/.test(file)) return;
+  const known = file === "docs/configuration.md" ? serveFlags : allFlags;
+  if (!known.has(flag)) mistake(file, number, `--${flag}: no such flag`);
+}
+
 // --- tests ------------------------------------------------------------------------------------------------------
 
 /** Test binaries: name → full names of what a filter may mean, `module::function`. */
@@ -298,12 +309,13 @@ function checkComplete() {
     ["docs/operations.md", metricNames, "metric"],
     ["docs/operations.md", new Set([...commands.keys()].map((name) => `claimgate ${name}`)), "command"],
     ["docs/configuration.md", configured, "variable"],
+    ["docs/configuration.md", new Set([...serveFlags].map((flag) => `--${flag}`)), "flag"],
     ["docs/api.md", problemCodes, "problem code"],
   ];
   for (const [file, wanted, what] of complete) {
     if (wanted.size === 0) mistake(file, 1, `no ${what} was found in the code: adapt scripts/check-docs.mjs`);
     for (const name of wanted) {
-      if (!new RegExp(`\\b${name}\\b`).test(texts.get(file) ?? "")) mistake(file, 1, `${name}: this ${what} is not documented here`);
+      if (!new RegExp(`(?<![\\w-])${name}(?![\\w-])`).test(texts.get(file) ?? "")) mistake(file, 1, `${name}: this ${what} is not documented here`);
     }
   }
 }
@@ -381,6 +393,7 @@ for (const [file, text] of texts) {
     checkMake(file, number, code);
     checkCommand(file, number, code);
     checkCargoTest(file, number, code);
+    checkLoneFlag(file, number, code);
     if (!isShell) checkTestName(file, number, code);
   }
 }
