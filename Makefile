@@ -13,7 +13,7 @@ help: ## this list
 up: RUNTIME := wrangler
 up-workerd: RUNTIME := workerd
 up: ## core and edge with a demo campaign; prints the page's address; Ctrl-C stops it all
-up-workerd: ## the same, the edge in plain workerd as one hosts it oneself
+up-workerd: ## the same with the edge in plain workerd
 up up-workerd:
 	@$(SETUP)
 	@cargo build --release --bin claimgate
@@ -42,7 +42,7 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow ways, all interleavings, and every mutant caught; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture

@@ -3,7 +3,7 @@
 #
 #   workerd serve edge/workerd.capnp --socket-addr http=127.0.0.1:8787 --external-addr core=127.0.0.1:8080
 #
-# Settings and secrets come from the environment (README.md lists them). What is unset is null, which the Worker takes
+# Settings and secrets come from the environment (docs/configuration.md lists them). What is unset is null, which the Worker takes
 # for unset, but for what has a default here.
 
 using Workerd = import "/workerd/workerd.capnp";

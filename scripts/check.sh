@@ -15,7 +15,10 @@ say shell and JavaScript
 for script in scripts/*.sh .ci/run; do bash -n "$script"; done
 if has shellcheck; then shellcheck -x scripts/*.sh .ci/run; fi
 # As modules whatever they are loaded as: by name alone node would not look inside a module.
-for script in edge/assets/*.js edge/workerd/*.js; do node --input-type=module --check <"$script"; done
+for script in edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
+
+say documents
+scripts/check-docs.mjs
 
 say clippy
 cargo clippy --workspace --all-targets -- -D warnings

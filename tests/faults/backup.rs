@@ -1,5 +1,4 @@
-//! Backup and restore by the very commands of README's operating notes: taken while claims go on, restored where nothing
-//! is left.
+//! Backup and restore by the very commands of docs/operations.md: taken while claims go on, restored where nothing is left.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,7 +18,8 @@ use crate::flow::settle;
 use crate::stage::Stage;
 use crate::tally::Row;
 
-const READMES: [&str; 2] = [include_str!("../../README.md"), include_str!("../../README.zh-CN.md")];
+/// Where the commands are documented.
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
 /// What core has generated once, and the edge and users hold against it.
 const SECRETS: &str = "cp data/admin.token data/edge.key data/user-jwt.key";
 const FROM_SQLITE: &str = "sqlite3 data/claimgate.sqlite \".backup backup.sqlite\"";
@@ -56,11 +56,10 @@ impl Shell {
         Ok(())
     }
 
-    /// Runs what README says, with what a test has to add.
+    /// Runs what the document says, with what a test has to add.
     async fn run(&self, written: &str, added: &str) {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let said = READMES.iter().all(|text| words(text).contains(&words(written)));
-        assert!(said, "README does not say: {written}");
+        assert!(words(OPERATIONS).contains(&words(written)), "docs/operations.md does not say: {written}");
         let done = self.try_run(&format!("{written} {added}")).await;
         done.unwrap_or_else(|error| panic!("{written}: {error}"));
     }

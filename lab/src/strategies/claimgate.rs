@@ -3,7 +3,7 @@
 //! Exact. One script decides like the others here, for up to 256 claims a call, and remembers each grant: the same key again
 //! is the same claim, and the outbox brings it to SQL. Costs one trip for as many as wait; what it does more than a plain
 //! script (replay, window, days, epoch, outbox) costs Redis time, which the batches save again. Each instance has a core, with a
-//! drain of its own into PostgreSQL, most of whose work falls after the clock has stopped. What breaks it is said in the product's README, by set-up.
+//! drain of its own into PostgreSQL, most of whose work falls after the clock has stopped. What breaks it is in docs/guarantees.md, by set-up.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
