@@ -18,7 +18,7 @@ const LINES_MAX = { "README.md": 150, "README.zh-CN.md": 150, "ARCHITECTURE.md":
 /** A bare name with one of these endings is a file of the tree. */
 const FILE_NAME = /^[\w.-]+\.(rs|lua|mjs|js|sh|toml|yml|yaml|md|sql|capnp|c|html|css)$/;
 /** Where variables of the environment are read. */
-const VARIABLE_SOURCES = ["core/src", "scripts", "tests/support"];
+const VARIABLE_SOURCES = ["core/src", "scripts", "test-support/src"];
 
 const files = listFiles(".");
 const names = new Set(files.map((file) => path.basename(file)));

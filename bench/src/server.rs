@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use claimgate_core::store::sql::sqlite_url;
+use claimgate_core::config::sqlite_url;
 use support::sql::Sql;
 use support::{Core, CoreOptions, RedisServer, RedisView};
 

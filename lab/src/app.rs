@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_core::store::sql::SqlStore;
 use claimgate_core::store::redis::RedisStore;
-use claimgate_core::store::redis::lease::{Lease, Owner};
+use claimgate_core::store::redis::lease::{Lease, LeaseHolder};
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, timeout_at};
 
@@ -16,7 +15,7 @@ use crate::sql::Sql;
 use crate::strategies::claimgate::Product;
 
 /// Events that may wait for SQL: more than any measurement makes.
-pub const BACKLOG_MAX: u64 = 10_000_000;
+pub const OUTBOX_MAX: u64 = 10_000_000;
 
 /// What a lock costs that is free: one call to acquire it, one to release it.
 const LEASE_CALLS: u64 = 2;
@@ -43,7 +42,7 @@ pub struct App {
     pub addresses: Addresses,
     /// Which of the servers it is.
     pub number: usize,
-    lock_ledger: OnceCell<Arc<RedisStore>>,
+    lease_store: OnceCell<Arc<RedisStore>>,
     /// claimgate, where that is the strategy.
     pub product: OnceCell<Product>,
 }
@@ -57,7 +56,7 @@ impl App {
             meter: Arc::clone(meter),
             addresses: addresses.clone(),
             number,
-            lock_ledger: OnceCell::new(),
+            lease_store: OnceCell::new(),
             product: OnceCell::new(),
         }))
     }
@@ -69,26 +68,24 @@ impl App {
     }
 
     /// An owner of claimgate's locks that nobody else is.
-    pub async fn owner(&self) -> Result<Owner> {
-        let ledger = self.lock_ledger.get_or_try_init(|| self.open_lock_ledger()).await?;
-        Owner::new(Arc::clone(ledger)).map_err(StockError::set_up)
+    pub async fn owner(&self) -> Result<LeaseHolder> {
+        let store = self.lease_store.get_or_try_init(|| self.open_lease_store()).await?;
+        LeaseHolder::new(Arc::clone(store)).map_err(StockError::set_up)
     }
 
     /// Acquires claimgate's lock `name` for `owner`, waiting until `deadline`.
-    pub async fn lock(&self, owner: &Owner, name: &str, lease: Duration, deadline: Instant) -> Result<Lease> {
+    pub async fn lock(&self, owner: &LeaseHolder, name: &str, lease: Duration, deadline: Instant) -> Result<Lease> {
         let patience = deadline.saturating_duration_since(Instant::now());
         // Its own patience may end in the middle of a pause; whoever asked goes when it is time.
-        let held = timeout_at(deadline, owner.lock(name, lease, patience)).await;
+        let held = timeout_at(deadline, owner.acquire(name, lease, patience)).await;
         let lease = held.map_err(|_| StockError::TimedOut)??;
         self.meter.lease_calls.add(LEASE_CALLS);
         Ok(lease)
     }
 
-    /// Locks never ask the register, so one in memory will do: a holder that is killed leaves no file behind.
-    async fn open_lock_ledger(&self) -> Result<Arc<RedisStore>> {
-        let archive = SqlStore::open("sqlite::memory:").await.map_err(StockError::set_up)?;
+    async fn open_lease_store(&self) -> Result<Arc<RedisStore>> {
         let client = ::redis::Client::open(self.addresses.redis.as_str())?;
-        Ok(Arc::new(RedisStore::new(client, archive, BACKLOG_MAX)))
+        Ok(Arc::new(RedisStore::new(client, OUTBOX_MAX)))
     }
 
     /// Closes what does not close by itself.

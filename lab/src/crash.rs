@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use support::process::{Process, command};
 use tokio::time::sleep;
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 use crate::manager::{Attempt, Reduced, StockError, Strategy};
 use crate::servers::Servers;
 use crate::stock_key::StockKey;

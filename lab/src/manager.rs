@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use claimgate_core::engine::batcher::BatcherError;
-use claimgate_core::store::redis::RedisStoreError;
+use claimgate_core::engine::sync::SyncError;
 use claimgate_core::store::redis::lease::LeaseError;
 use tokio::time::Instant;
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 
 /// One try to take something.
 #[derive(Debug, Clone)]
@@ -82,12 +82,12 @@ pub enum StockError {
     /// PostgreSQL.
     #[error("PostgreSQL: {0}")]
     Sql(#[from] sqlx::Error),
-    /// claimgate's way to Redis.
+    /// A call of claimgate's on a campaign.
     #[error("claimgate: {0}")]
-    RedisStore(#[from] RedisStoreError),
-    /// claimgate's gate.
+    Sync(#[from] SyncError),
+    /// claimgate's batcher.
     #[error("claimgate: {0}")]
-    Gate(#[from] BatcherError),
+    Batcher(#[from] BatcherError),
     /// Anything that only setting up can meet.
     #[error("setting up: {0}")]
     SetUp(String),
@@ -97,7 +97,7 @@ impl From<LeaseError> for StockError {
     fn from(error: LeaseError) -> Self {
         match error {
             LeaseError::Taken => Self::TimedOut,
-            LeaseError::RedisStore(error) => Self::RedisStore(error),
+            LeaseError::Redis(error) => Self::Sync(error.into()),
         }
     }
 }

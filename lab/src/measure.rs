@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::time::timeout;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::backoff::unique;
 use crate::crash::{self, AfterCrash};
 use crate::manager::{Expectation, Strategy};

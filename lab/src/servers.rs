@@ -6,7 +6,7 @@ use sqlx::postgres::PgPool;
 use support::postgres::Postgres;
 use support::{RedisServer, RedisView};
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 
 /// How often a question is asked before Redis is said not to answer.
 const TRIES: u32 = 5;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ::redis::cmd;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Reduced, Result, StockError};
 
 /// One key.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Result, StockError};
 
 /// For calls that no caller waits for.

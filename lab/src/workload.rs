@@ -10,7 +10,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, PerUser, Reduced, Stock, StockError, Strategy};
 use crate::servers::Servers;
 

@@ -40,7 +40,7 @@ async fn two_thousand_at_once_over_two_cores() {
 
 /// Which core has how many entries in hand.
 pub async fn in_hand(redis: &RedisView) -> Vec<(String, u64)> {
-    let pending: Vec<Value> = redis.query(&["XPENDING", &key("demo", "outbox"), "drain"]).await;
+    let pending: Vec<Value> = redis.query(&["XPENDING", &key("demo", "outbox"), "relay"]).await;
     let consumers: Option<Vec<(String, u64)>> = redis::from_redis_value(pending[3].clone()).unwrap();
     consumers.unwrap_or_default()
 }

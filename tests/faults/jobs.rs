@@ -137,7 +137,7 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     wins(&stage.core, "loading", "alice").await;
     drained(&redis, "loading", SOON).await;
     row.fault();
-    let lease = "cg:lock:{load-loading}";
+    let lease = "cg:lease:{load-loading}";
     redis.query::<()>(&["HSET", lease, "owner", "another core", "depth", "1", "token", "7"]).await;
     redis.query::<()>(&["DEL", &key("loading", "users")]).await;
     sleep(Duration::from_millis(500)).await;
@@ -208,7 +208,7 @@ async fn one_broken(row: Row, mut stage: Stage, break_it: impl AsyncFnOnce(&mut 
 async fn an_outbox_without_its_consumer_group_stops_no_other_and_gets_it_back() {
     let row = Row::begin("an outbox without its consumer group");
     let destroy = async |_: &mut Stage, redis: &RedisView| {
-        redis.query::<u64>(&["XGROUP", "DESTROY", &key("broken", "outbox"), "drain"]).await;
+        redis.query::<u64>(&["XGROUP", "DESTROY", &key("broken", "outbox"), "relay"]).await;
     };
     let stage = one_broken(row, Stage::external().await, destroy).await;
     drained(&stage.redis().await, "broken", SOON).await;
@@ -232,7 +232,7 @@ async fn an_entry_deleted_while_it_waits_for_sql_stops_no_other() {
         let outbox = key("broken", "outbox");
         let held = stage.sql.hold().await;
         wins(&stage.core, "broken", "deleted").await;
-        let pending = ["XPENDING", &outbox, "drain", "-", "+", "10"];
+        let pending = ["XPENDING", &outbox, "relay", "-", "+", "10"];
         let (id, ..) = eventually(SOON, || async {
             let read: Vec<(String, String, u64, u64)> = redis.query(&pending).await;
             read.into_iter().next().ok_or_else(|| "nothing is read".to_owned())

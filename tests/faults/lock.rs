@@ -3,13 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use claimgate_core::store::sql::SqlStore;
 use claimgate_core::store::redis::RedisStore;
-use claimgate_core::store::redis::lease::{LeaseError, Owner};
+use claimgate_core::store::redis::lease::{LeaseError, LeaseHolder};
 use redis::Client;
 use support::inspect::key;
 use support::{RedisServer, RedisView};
-use tempfile::TempDir;
 use tokio::time::sleep;
 
 use crate::tally::Row;
@@ -19,24 +17,16 @@ const LEASE: Duration = Duration::from_millis(600);
 /// A Redis, and as many owners as a test wants.
 struct Locks {
     server: RedisServer,
-    archive: SqlStore,
-    _folder: TempDir,
 }
 
 impl Locks {
     async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let url = claimgate_core::store::sql::sqlite_url(&folder.path().join("register.sqlite"));
-        Self {
-            server: RedisServer::start().await,
-            archive: SqlStore::open(&url).await.unwrap(),
-            _folder: folder,
-        }
+        Self { server: RedisServer::start().await }
     }
 
-    fn owner(&self) -> Owner {
+    fn owner(&self) -> LeaseHolder {
         let client = Client::open(self.server.url()).unwrap();
-        Owner::new(Arc::new(RedisStore::new(client, self.archive.clone(), 1000))).unwrap()
+        LeaseHolder::new(Arc::new(RedisStore::new(client, 1000))).unwrap()
     }
 
     async fn redis(&self) -> RedisView {
@@ -53,17 +43,17 @@ async fn a_late_holder_cannot_release_anothers_lock() {
     let row = Row::begin("lock: a late holder cannot release another's");
     let locks = Locks::new().await;
     let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
-    let late = slow.try_lock("work", LEASE).await.unwrap();
-    assert!(is_taken(&quick.try_lock("work", LEASE).await));
+    let late = slow.try_acquire("work", LEASE).await.unwrap();
+    assert!(is_taken(&quick.try_acquire("work", LEASE).await));
     // As if the holder had slept past its lease.
     row.fault();
-    locks.redis().await.query::<()>(&["DEL", "cg:lock:{work}"]).await;
-    let held = quick.try_lock("work", LEASE).await.unwrap();
+    locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
+    let held = quick.try_acquire("work", LEASE).await.unwrap();
     assert!(held.token() > late.token(), "{} after {}", held.token(), late.token());
     assert!(!late.release().await.unwrap(), "it was not the late one's to give up");
-    assert!(is_taken(&third.try_lock("work", LEASE).await), "the lock is still held");
+    assert!(is_taken(&third.try_acquire("work", LEASE).await), "the lock is still held");
     assert!(held.release().await.unwrap());
-    third.try_lock("work", LEASE).await.unwrap().release().await.unwrap();
+    third.try_acquire("work", LEASE).await.unwrap().release().await.unwrap();
     row.passed(7, "the late release changed nothing");
 }
 
@@ -72,10 +62,10 @@ async fn a_late_holder_finds_out() {
     let row = Row::begin("lock: a late holder finds out");
     let locks = Locks::new().await;
     let (slow, quick) = (locks.owner(), locks.owner());
-    let late = slow.try_lock("work", LEASE).await.unwrap();
+    let late = slow.try_acquire("work", LEASE).await.unwrap();
     row.fault();
-    locks.redis().await.query::<()>(&["DEL", "cg:lock:{work}"]).await;
-    let held = quick.try_lock("work", LEASE).await.unwrap();
+    locks.redis().await.query::<()>(&["DEL", "cg:lease:{work}"]).await;
+    let held = quick.try_acquire("work", LEASE).await.unwrap();
     sleep(LEASE).await;
     assert!(late.is_lost() && !held.is_lost());
     row.passed(2, "its watchdog has told it");
@@ -103,17 +93,17 @@ impl Loads {
     }
 
     async fn suspend(&self, register_id: &str, token: &str) -> String {
-        self.call(include_str!("../../lua/suspend.lua"), &["3", register_id, token]).await
+        self.call(include_str!("../../lua/suspend.lua"), &["4", register_id, token]).await
     }
 
     /// `load.lua`, under epoch 2.
     async fn step(&self, token: &str, step: &str, more: &[&str]) -> String {
-        let arguments = [&["3", "2", token, step], more].concat();
+        let arguments = [&["4", "2", token, step], more].concat();
         self.call(include_str!("../../lua/load.lua"), &arguments).await
     }
 }
 
-const OPEN: &[&str] = &["0", "0", "0", "0", "switch", "on"];
+const OPEN: &[&str] = &["0", "0", "0", "0", "admin_state", "on"];
 
 /// What an old token still wants to write is refused, step by step (`suspend.lua`, `load.lua`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -164,7 +154,7 @@ async fn what_is_not_ours_is_not_suspended() {
     row.fault();
     assert_eq!(loads.suspend("ours", "8").await, "not_ready");
     let redis = loads.locks.redis().await;
-    let switch: String = redis.query(&["HGET", &loads.keys[0], "switch"]).await;
+    let switch: String = redis.query(&["HGET", &loads.keys[0], "admin_state"]).await;
     assert_eq!(switch, "on");
     redis.query::<()>(&["HSET", &loads.keys[0], "layout", "2"]).await;
     assert_eq!(loads.suspend("theirs", "8").await, "not_ready");
@@ -176,14 +166,14 @@ async fn work_longer_than_the_lease_keeps_it() {
     let row = Row::begin("lock: work longer than the lease keeps it");
     let locks = Locks::new().await;
     let (worker, other) = (locks.owner(), locks.owner());
-    let lease = worker.try_lock("work", LEASE).await.unwrap();
+    let lease = worker.try_acquire("work", LEASE).await.unwrap();
     for _ in 0..12 {
         sleep(LEASE / 4).await;
-        assert!(is_taken(&other.try_lock("work", LEASE).await));
+        assert!(is_taken(&other.try_acquire("work", LEASE).await));
     }
     assert!(!lease.is_lost());
     lease.release().await.unwrap();
-    other.try_lock("work", LEASE).await.unwrap();
+    other.try_acquire("work", LEASE).await.unwrap();
     row.passed(14, "held for three times its length");
 }
 
@@ -194,10 +184,10 @@ async fn a_crashed_holders_lock_frees_itself() {
     let (crashed, other) = (locks.owner(), locks.owner());
     row.fault();
     // Dropped without being released, as in a process that ends: nobody prolongs it.
-    drop(crashed.try_lock("work", LEASE).await.unwrap());
+    drop(crashed.try_acquire("work", LEASE).await.unwrap());
     let started = Instant::now();
-    assert!(is_taken(&other.try_lock("work", LEASE).await));
-    other.lock("work", LEASE, LEASE * 5).await.unwrap().release().await.unwrap();
+    assert!(is_taken(&other.try_acquire("work", LEASE).await));
+    other.acquire("work", LEASE, LEASE * 5).await.unwrap().release().await.unwrap();
     let waited = started.elapsed();
     assert!(waited >= LEASE / 2 && waited < LEASE * 3, "free after {waited:?}");
     row.passed(3, &format!("free after {waited:?} of a lease of {LEASE:?}"));
@@ -208,13 +198,13 @@ async fn an_owner_may_enter_again() {
     let row = Row::begin("lock: its owner may enter again");
     let locks = Locks::new().await;
     let (owner, other) = (locks.owner(), locks.owner());
-    let outer = owner.try_lock("work", LEASE).await.unwrap();
-    let inner = owner.try_lock("work", LEASE).await.unwrap();
+    let outer = owner.try_acquire("work", LEASE).await.unwrap();
+    let inner = owner.try_acquire("work", LEASE).await.unwrap();
     assert_eq!(inner.token(), outer.token());
     assert!(inner.release().await.unwrap());
-    assert!(is_taken(&other.try_lock("work", LEASE).await), "given up once, entered twice");
+    assert!(is_taken(&other.try_acquire("work", LEASE).await), "given up once, entered twice");
     assert!(outer.release().await.unwrap());
-    other.try_lock("work", LEASE).await.unwrap();
+    other.try_acquire("work", LEASE).await.unwrap();
     row.passed(6, "free when it had left as often as it had entered");
 }
 
@@ -224,11 +214,11 @@ async fn waiting_backs_off() {
     let row = Row::begin("lock: waiting backs off");
     let locks = Locks::new().await;
     let (holder, waiting) = (locks.owner(), locks.owner());
-    let lease = holder.try_lock("work", Duration::from_secs(30)).await.unwrap();
+    let lease = holder.try_acquire("work", Duration::from_secs(30)).await.unwrap();
     let redis = locks.redis().await;
     redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
     let (patience, started) = (Duration::from_secs(2), Instant::now());
-    assert!(is_taken(&waiting.lock("work", LEASE, patience).await));
+    assert!(is_taken(&waiting.acquire("work", LEASE, patience).await));
     let waited = started.elapsed();
     assert!(waited >= patience && waited < patience + Duration::from_secs(1), "gave up after {waited:?}");
     let stats: String = redis.query(&["INFO", "commandstats"]).await;

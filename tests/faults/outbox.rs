@@ -33,16 +33,16 @@ async fn poison_entry() {
     }
     held.release().await;
     stage.drained("demo").await;
-    assert_eq!(parked(&redis).await, 6, "all are kept where people can look at them");
+    assert_eq!(dead_letters(&redis).await, 6, "all are kept where people can look at them");
     checker.win(&stage.core, 30..40).await;
     eventually(SOON, || async {
         let metrics =
             stage.core.client().try_get(&stage.core.admin_url("/metrics"), "").await.unwrap().text();
-        let line = metrics.lines().find(|line| line.starts_with("claimgate_poison_entries_total"));
+        let line = metrics.lines().find(|line| line.starts_with("claimgate_dead_letters_total"));
         holds(line.is_some_and(|line| line.ends_with(" 6")), || format!("{line:?}"))
     })
     .await;
-    stage.judge(row, &checker, Expect { differences: &["parked"], ..Expect::default() }).await;
+    stage.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
 /// The rebuild too meets poison, and parks it.
@@ -61,11 +61,11 @@ async fn poison_entry_met_by_a_rebuild() {
     redis.query::<()>(&["DEL", &key("demo", "users")]).await;
     held.release().await;
     eventually(SOON, || async {
-        let parked = parked(&redis).await;
-        holds(parked == 6, || format!("{parked} parked"))
+        let dead_letters = dead_letters(&redis).await;
+        holds(dead_letters == 6, || format!("{dead_letters} dead_letters"))
     })
     .await;
-    stage.judge(row, &checker, Expect { differences: &["parked"], ..Expect::default() }).await;
+    stage.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
 async fn add(redis: &RedisView, fields: &[&str]) {
@@ -74,6 +74,6 @@ async fn add(redis: &RedisView, fields: &[&str]) {
     redis.query::<Value>(&command).await;
 }
 
-async fn parked(redis: &RedisView) -> u64 {
-    redis.query(&["XLEN", &key("demo", "dead")]).await
+async fn dead_letters(redis: &RedisView) -> u64 {
+    redis.query(&["XLEN", &key("demo", "dead_letters")]).await
 }

@@ -1,6 +1,7 @@
 //! How both databases go about every statement over claims: by an index, whatever else the table holds.
 
-use claimgate_core::store::sql::{SqlStore, sqlite_url, statements};
+use claimgate_core::config::sqlite_url;
+use claimgate_core::store::sql::{SqlStore, statements};
 use sqlx::{AnyPool, AssertSqlSafe, Row as _};
 use support::postgres::Postgres;
 use support::sql::{Claims, Sql};

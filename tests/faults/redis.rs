@@ -159,7 +159,7 @@ async fn the_drain_works_without_memory() {
     stage.drained("demo").await;
     assert_eq!(stage.sql.claims("demo").await.len(), 40, "drained while Redis was out of memory");
     limit_memory(&redis, 0).await;
-    stage.judge(row, &checker, Expect { differences: &["parked"], ..Expect::default() }).await;
+    stage.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
 /// To be evicted is what frees memory: it must not wait for any.

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use claimgate_core::store::sql::{SqlStore, Change, sqlite_url};
-use claimgate_core::domain::campaign::{NewCampaign, Reached};
-use claimgate_core::store::redis::outbox::{Entry, Event};
-use claimgate_core::domain::claim_record::Record;
+use claimgate_core::config::sqlite_url;
+use claimgate_core::store::sql::{Change, SqlStore};
+use claimgate_core::domain::campaign_change::NewCampaign;
+use claimgate_core::domain::high_water_mark::HighWaterMark;
+use claimgate_core::domain::event::{ClaimEvent, OutboxEntry};
+use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
 use futures_util::future::join_all;
 use serde_json::json;
@@ -21,7 +23,7 @@ use crate::tally::Row;
 
 /// A register of either database, and what it stands on.
 struct Register {
-    archive: SqlStore,
+    sql: SqlStore,
     campaign: CampaignId,
     _folder: TempDir,
     postgres: Option<Postgres>,
@@ -30,14 +32,14 @@ struct Register {
 impl Register {
     /// With one campaign, at epoch 1 and without limits.
     async fn open(url: &str, folder: TempDir, postgres: Option<Postgres>) -> Self {
-        let archive = SqlStore::open(url).await.unwrap();
+        let sql = SqlStore::open(url).await.unwrap();
         let body = json!({"id": "demo", "name": "demo", "starts_at": from_now(-60), "limits": {}});
-        let campaign = NewCampaign::parse(body.to_string().as_bytes()).unwrap();
+        let campaign = NewCampaign::parse(body.to_string().as_bytes(), claimgate_core::clock::now()).unwrap();
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
-        assert!(archive.create(&campaign, change).await.unwrap().is_none());
-        let drawn = archive.draw_token(&campaign.id).await.unwrap().expect("the campaign");
-        archive.raise_epoch(&drawn, 1, Reached::default()).await.unwrap().expect("epoch 1");
-        Self { archive, campaign: campaign.id, _folder: folder, postgres }
+        assert!(sql.create(&campaign, change).await.unwrap().is_none());
+        let drawn = sql.draw_token(&campaign.id).await.unwrap().expect("the campaign");
+        sql.raise_epoch(&drawn, 1, HighWaterMark::default()).await.unwrap().expect("epoch 1");
+        Self { sql, campaign: campaign.id, _folder: folder, postgres }
     }
 
     async fn sqlite() -> Self {
@@ -53,8 +55,8 @@ impl Register {
 }
 
 /// One grant, decided under `limit_at_decision` (none: without a limit) as the `cumulative_taken`th unit.
-fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> Entry {
-    let claim = Record {
+fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> OutboxEntry {
+    let claim = ClaimRecord {
         digest: [7; 16],
         status: ClaimStatus::Granted,
         revision: 1,
@@ -64,31 +66,31 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> E
         expires_at: None,
         day: 20_000,
     };
-    let event = Event {
+    let event = ClaimEvent {
         user: "alice".parse().unwrap(),
         updated_at: claim.claimed_at,
         claim,
         limit_at_decision,
         cumulative_taken: Some(cumulative_taken),
     };
-    Entry { id: format!("1-{cumulative_taken}"), epoch, count: cumulative_taken, events: vec![event] }
+    OutboxEntry { id: format!("1-{cumulative_taken}"), epoch, count: cumulative_taken, events: vec![event] }
 }
 
 /// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the
 /// guard of the first decision says nothing about the second.
 async fn granted_again(row: Row, register: Register, at_once: bool) {
-    let Register { archive, campaign, .. } = &register;
+    let Register { sql, campaign, .. } = &register;
     let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
     let id = before.events[0].claim_id(campaign);
     if at_once {
-        archive.drain(campaign, &[before, after]).await.expect("both in one");
+        sql.write_entries(campaign, &[before, after]).await.expect("both in one");
     } else {
-        archive.drain(campaign, &[before]).await.expect("what an older epoch has written");
-        let claim = archive.claim(&id).await.unwrap().expect("a claim").claim;
+        sql.write_entries(campaign, &[before]).await.expect("what an older epoch has written");
+        let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
         assert_eq!(claim.status, ClaimStatus::Revoked);
-        archive.drain(campaign, &[after]).await.expect("what is acknowledged is written");
+        sql.write_entries(campaign, &[after]).await.expect("what is acknowledged is written");
     }
-    let claim = archive.claim(&id).await.unwrap().expect("a claim").claim;
+    let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
     assert_eq!((claim.status, claim.sequence), (ClaimStatus::Granted, 150));
     row.passed(2, "granted");
 }
@@ -192,23 +194,23 @@ async fn one_unreadable_campaign_stops_no_other_postgres() {
 #[tokio::test]
 async fn a_ping_says_soon_how_sql_is() {
     let row = Row::begin("SQL asked how it is: PostgreSQL, SIGSTOP");
-    let Register { archive, campaign, postgres, .. } = match Register::postgres().await {
+    let Register { sql, campaign, postgres, .. } = match Register::postgres().await {
         Ok(register) => register,
         Err(why) => return row.skip(&why),
     };
     let postgres = postgres.expect("a PostgreSQL");
-    archive.ping().await.expect("SQL answers");
+    sql.ping().await.expect("SQL answers");
     row.fault();
     postgres.freeze();
     let asked = Instant::now();
-    let (ping, others) = tokio::join!(archive.ping(), join_all((0..20).map(|_| archive.campaign(&campaign))));
+    let (ping, others) = tokio::join!(sql.ping(), join_all((0..20).map(|_| sql.campaign(&campaign))));
     assert!(ping.is_err() && others.iter().all(Result::is_err), "SQL was to stand still");
     assert!(asked.elapsed() < Duration::from_millis(2500), "{:?}", asked.elapsed());
     let asked = Instant::now();
-    archive.ping().await.expect_err("SQL was to stand still");
+    sql.ping().await.expect_err("SQL was to stand still");
     assert!(asked.elapsed() < Duration::from_millis(1500), "{:?}", asked.elapsed());
     postgres.thaw();
-    eventually(SOON, || async { archive.ping().await.map_err(|error| error.to_string()) }).await;
-    archive.campaign(&campaign).await.expect("SQL answers").expect("a campaign");
+    eventually(SOON, || async { sql.ping().await.map_err(|error| error.to_string()) }).await;
+    sql.campaign(&campaign).await.expect("SQL answers").expect("a campaign");
     row.passed(23, "said in time");
 }

@@ -221,16 +221,16 @@ fn picks_up(pair: Pair) -> bool {
 /// has read by then is as old as can be.
 fn is_write(name: &str) -> bool {
     let reads = [
-        "redis:find",
-        "redis:lock.acquire",
-        "redis:lock.release",
+        "redis:read",
+        "redis:lease.acquire",
+        "redis:lease.release",
         "redis:outbox_page",
         "redis:each_user",
         "redis:hold_state.held",
         "redis:hold_state.due",
         "redis:outbox_state.entries",
         "redis:outbox_state.oldest",
-        "redis:outbox_state.parked",
+        "redis:outbox_state.dead_letters",
         "sql:campaign",
         "sql:campaigns",
         "sql:totals",

@@ -1,18 +1,21 @@
 //! One core as the schedules use it: its handlers, called in the task that calls them, and what it does by itself.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use axum::http::{Method, Request};
-use claimgate_core::store::sql::SqlStore;
-use claimgate_core::engine::{Engine, Settings};
-use claimgate_core::http;
-use claimgate_core::http::auth::{Caller, Credentials, Authenticator, Tokens};
+use claimgate_core::credentials::{Caller, Credentials, Tokens};
+use claimgate_core::engine::Engine;
+use claimgate_core::http::auth::Authenticator;
+use claimgate_core::http::router::{admin_router, internal_router};
+use claimgate_core::http::state::AppState;
+use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::jobs::refresher::Refresher;
 use claimgate_core::metrics;
+use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::CampaignId;
 use http_body_util::BodyExt as _;
 use hyper::service::Service as _;
@@ -24,7 +27,8 @@ const TOKEN: &str = "the-token-of-the-interleavings-0123456789";
 
 /// An engine with its routes.
 pub struct Node {
-    pub engine: Engine,
+    pub engine: Arc<Engine>,
+    relay: OutboxRelay,
     refresher: Mutex<Refresher>,
     internal: Router,
     admin: Router,
@@ -54,27 +58,20 @@ impl Reply {
 
 impl Node {
     /// A core that has just started, under the name `core_id`.
-    pub fn start(redis_url: &str, archive: &SqlStore, core_id: &str) -> Self {
+    pub fn start(redis_url: &str, sql: &SqlStore, core_id: &str) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().expect("one recorder")).clone();
         let mut tokens = Tokens::default();
         tokens.add(Caller::Admin, TOKEN);
-        let engine = Engine::new(Settings {
-            redis_url: redis_url.to_owned(),
-            archive: archive.clone(),
-            outbox_max: 1000,
-            archive_after: Duration::ZERO,
-            core_id: core_id.to_owned(),
-            batch_max: 256,
-            concurrency_max: 1000,
-            authenticator: Authenticator::new(Credentials { tokens, edge_keys: Vec::new() }),
-            metrics,
-        });
-        let engine = engine.expect("a Redis address");
-        engine.app.set_serving(true);
-        let (internal, admin) = (http::internal(engine.app.clone()), http::admin(engine.app.clone()));
-        let refresher = Mutex::new(Refresher::new(engine.app.clone()));
-        Self { engine, refresher, internal, admin }
+        let engine = Engine::builder(sql.clone()).outbox_max(1000).archive_after(Duration::ZERO);
+        let engine = Arc::new(engine.build(redis_url).expect("a Redis address"));
+        let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });
+        let state = AppState::new(Arc::clone(&engine), authenticator, metrics.clone(), 1000);
+        state.set_serving(true);
+        let (internal, admin) = (internal_router(state.clone()), admin_router(state));
+        let relay = OutboxRelay::new(&engine, core_id.to_owned());
+        let refresher = Mutex::new(Refresher::new(Arc::clone(&engine), metrics));
+        Self { engine, relay, refresher, internal, admin }
     }
 
     /// A call to the admin's listener.
@@ -94,29 +91,29 @@ impl Node {
 
     /// What core does every second, and at once for a campaign in trouble.
     pub async fn look_after(&self, id: &CampaignId) -> String {
-        let recovery = &self.engine.app.recovery;
+        let recovery = &self.engine.recovery;
         if let Err(error) = recovery.drop_evicted().await {
             return format!("{error:?}");
         }
-        match self.engine.app.known(id).await {
-            Ok(known) => format!("{:?}", recovery.look_after(&known).await),
-            Err(problem) => format!("{:?}", problem.code),
+        match self.engine.handle(id).await {
+            Ok(handle) => format!("{:?}", recovery.maintain(&handle).await),
+            Err(error) => format!("{error:?}"),
         }
     }
 
     /// One round of the relay; what any core has left lying counts as left behind.
     pub async fn relay(&self) -> String {
-        format!("{:?}", self.engine.drain.round(Duration::ZERO).await)
+        format!("{:?}", self.relay.round(Duration::ZERO).await)
     }
 
     /// Whether this core answers for the campaign from SQL; `None` when it has not heard of it.
     pub fn has_evicted(&self, id: &CampaignId) -> Option<bool> {
-        self.engine.app.campaigns.get(id).map(|known| known.campaign().archived.is_some())
+        self.engine.registry.get(id).map(|handle| handle.campaign().evicted.is_some())
     }
 
     /// What is remembered of being sold out, up to 100 ms old, is forgotten, as time does.
     pub fn forget(&self, id: &CampaignId) {
-        self.engine.app.gate.changed(id);
+        self.engine.batcher.invalidate(id);
     }
 }
 

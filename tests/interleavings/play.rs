@@ -149,7 +149,7 @@ impl<'w> Play<'w> {
     }
 
     async fn on_leases(&self, command: &str) -> bool {
-        let lease = format!("cg:lock:{{load-{}}}", self.id);
+        let lease = format!("cg:lease:{{load-{}}}", self.id);
         self.world.redis.query::<u64>(&[command, &lease]).await > 0
     }
 

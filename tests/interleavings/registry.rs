@@ -12,7 +12,7 @@ const ELSEWHERE: [(&str, &str); 9] = [
     ("redis:survey", "a look at campaigns at rest, which changes nothing"),
     ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
     ("redis:sold_out", "asked in a task of the gate's own"),
-    ("redis:lock.renew", "asked in a task of the lease's own"),
+    ("redis:lease.renew", "asked in a task of the lease's own"),
     ("sql:claims", "lists and exports, which change nothing"),
     ("sql:campaigns", "pages of the register, at a start and in lists; single rows are read otherwise"),
 ];

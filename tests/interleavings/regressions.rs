@@ -59,23 +59,23 @@ schedules! {
         "sqlite lost ensure-ready@redis:load.open ensure-ready@redis:load.begin lease=expired",
         "sqlite lost ensure-ready@redis:load.begin ensure-ready@redis:load.begin lease=expired";
     a_change_that_comes_while_the_campaign_is_evicted_is_not_lost:
-        "sqlite over evict@sql:archive_campaign reopen lease=held",
+        "sqlite over evict@sql:evict reopen lease=held",
         "sqlite over evict@sql:totals reopen lease=held",
-        "postgres over evict@sql:archive_campaign reopen lease=held";
+        "postgres over evict@sql:evict reopen lease=held";
     a_core_that_has_not_heard_of_a_change_does_not_evict_by_the_old_rules:
-        "sqlite over evict@redis:lock.acquire reopen lease=held",
-        "sqlite over reopen@redis:change evict lease=held";
+        "sqlite over evict@redis:lease.acquire reopen lease=held",
+        "sqlite over reopen@redis:set_rules evict lease=held";
     a_stalled_evictor_does_not_delete_a_campaign_that_was_reopened:
         "sqlite over evict@redis:drop_keys reopen lease=expired",
         "postgres over evict@redis:drop_keys reopen lease=expired";
     what_an_evictor_that_died_has_left_in_redis_is_freed:
         "sqlite over evict@redis:drop_keys=crash evict lease=expired",
-        "sqlite over evict@sql:archive_campaign=lost evict lease=held";
+        "sqlite over evict@sql:evict=lost evict lease=held";
     a_repair_does_not_destroy_what_sql_alone_has_lost:
         "sqlite behind repair@1 refresh lease=held",
         "postgres behind repair@1 refresh lease=held";
     a_paused_campaign_says_so_also_once_it_is_evicted:
-        "sqlite evicted return@sql:settle pause lease=held";
+        "sqlite evicted return@sql:transition pause lease=held";
     a_campaign_that_was_evicted_meanwhile_is_not_loaded_again:
         "sqlite over evict@redis:outbox_page ensure-ready@sql:draw_token lease=expired",
         "postgres over evict@redis:outbox_page ensure-ready@sql:draw_token lease=expired";

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use claimgate_core::store::sql::{SqlStore, sqlite_url};
+use claimgate_core::config::sqlite_url;
+use claimgate_core::store::sql::SqlStore;
 use support::postgres::Postgres;
 use support::sql::Sql;
 use support::{RedisServer, RedisView};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use claimgate_core::store::sql::ClaimRow;
-use claimgate_core::domain::claim_record::Record;
+use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_shared::Timestamp;
 use support::RedisView;
 use support::inspect::key;
@@ -38,13 +38,13 @@ pub async fn redis(model: &Model, redis: &RedisView) -> Result<(), String> {
 }
 
 /// All claims, by digest: those in their users' records and those that have moved out.
-fn claims(users: &Fields, moved: &Fields) -> BTreeMap<[u8; 16], Record> {
+fn claims(users: &Fields, moved: &Fields) -> BTreeMap<[u8; 16], ClaimRecord> {
     let inline = users
         .iter()
         .filter(|(user, _)| user != &b".")
-        .flat_map(|(_, record)| record[14..].chunks(Record::BYTES));
+        .flat_map(|(_, record)| record[14..].chunks(ClaimRecord::BYTES));
     let moved = moved.iter().filter(|(digest, _)| digest != &b".").map(|(_, record)| record.as_slice());
-    let records = inline.chain(moved).map(|bytes| Record::read(bytes).expect("a record"));
+    let records = inline.chain(moved).map(|bytes| ClaimRecord::read(bytes).expect("a record"));
     records.map(|record| (record.digest, record)).collect()
 }
 

@@ -112,7 +112,7 @@ impl Game {
                 self.system.change(&self.model.rules).await
             }
             Operation::Sweep => self.sweep(Recovered::Ready).await,
-            Operation::OutboxRelay => self.drain().await,
+            Operation::Drain => self.drain().await,
             Operation::DrainCut(looks) => {
                 self.sweep(Recovered::Ready).await?;
                 self.kept_exactly = false;
@@ -221,7 +221,7 @@ impl Game {
         if self.model.rules.hold_ms.is_some() {
             while self.model.expire(now) > 0 {}
         }
-        same(&expected, &self.system.look_after().await?)
+        same(&expected, &self.system.maintain().await?)
     }
 
     async fn drain(&mut self) -> Result<(), String> {
@@ -300,7 +300,7 @@ impl Game {
             self.system.restart_core().await;
             self.seen = last_sequence(&self.kept);
             // The sweep is refused; that the campaign is ready, it finds out before.
-            let _ = self.system.look_after().await;
+            let _ = self.system.maintain().await;
         }
         let drained = if drains { self.system.drain_starved().await } else { Ok(()) };
         self.system.starve(false).await;

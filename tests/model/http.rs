@@ -91,7 +91,7 @@ impl Game {
                 Ok(())
             }
             Operation::LoseKeys(mask) => self.lose_keys(mask).await,
-            Operation::OutboxRelay => self.drained().await,
+            Operation::Drain => self.drained().await,
             Operation::Starve(..) | Operation::Copy | Operation::Stale | Operation::Compare => {
                 self.compare().await
             }

@@ -26,17 +26,17 @@ async fn a_confirmation_that_redis_has_lost_is_not_undone() {
     let mut system = System::start(&rules, begins_at).await;
     let ask = |user: &str| Ask { user: user.to_owned(), key: "k".to_owned(), quantity: 1 };
     system.claims(&[ask("alice")]).await.expect("held");
-    system.look_after().await.expect("ready");
+    system.maintain().await.expect("ready");
     system.drain().await.expect("drained");
     system.copy().await;
     system.settle(&ask("alice"), Settlement::Confirm).await.expect("confirmed");
     system.drain().await.expect("drained");
 
     system.restart_redis_on_copy().await;
-    let ready = system.look_after().await.expect("looked after");
+    let ready = system.maintain().await.expect("looked after");
     system.set_clock(begins_at + HOLD_MS + 1);
     let answers = system.claims(&[ask("bob")]).await;
-    system.look_after().await.expect("looked after");
+    system.maintain().await.expect("looked after");
     system.drain().await.expect("drained");
     let (rows, taken) = system.rows().await;
     let statuses: Vec<_> = rows.iter().map(|row| (row.claim.user_id.to_string(), row.claim.status)).collect();

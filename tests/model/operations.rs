@@ -54,7 +54,7 @@ pub enum Operation {
     /// Holds that are due are given back, as the recovery does when nobody claims.
     Sweep,
     /// The outbox is emptied into SQL, and both are compared.
-    OutboxRelay,
+    Drain,
     /// A drain is cut off somewhere.
     DrainCut(u32),
     /// `kill -9` of Redis, and back on its own files.
@@ -153,7 +153,7 @@ impl Table {
             (40, |_, chance, now, model| Operation::Change(patch(chance, now, &model.rules))),
             (12, |_, chance, _, model| Operation::Change(switch(chance, &model.rules))),
             (20, |_, _, _, _| Operation::Sweep),
-            (14, |_, _, _, _| Operation::OutboxRelay),
+            (14, |_, _, _, _| Operation::Drain),
             (8, |_, chance, _, _| Operation::DrainCut(chance.count(0, 200))),
             (3, |_, _, _, _| Operation::RestartRedis),
             (6, |_, _, _, _| Operation::RestartCore),

@@ -4,15 +4,18 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_core::store::sql::{SqlStore, Change, Changed, ClaimCursor, ClaimRow, sqlite_url};
-use claimgate_core::domain::campaign::{Campaign, NewCampaign};
+use claimgate_core::config::sqlite_url;
+use claimgate_core::domain::campaign::Campaign;
+use claimgate_core::domain::campaign_change::NewCampaign;
+use claimgate_core::domain::claim_transition::ClaimTransition;
+use claimgate_core::engine::Engine;
+use claimgate_core::engine::batcher::{BatcherError, Decision};
 use claimgate_core::engine::handle::CampaignHandle;
-use claimgate_core::engine::batcher::{Decision, Gate, BatcherError};
+use claimgate_core::engine::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::store::redis::scripts::Counters;
-use claimgate_core::store::redis::{RedisStore, Settlement as CoreSettlement};
-use claimgate_core::engine::recovery::{Recovered, Recovery};
-use claimgate_shared::campaign::Switch as CoreSwitch;
+use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
+use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
 use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
@@ -31,14 +34,13 @@ use super::words;
 
 /// The campaign that is played with.
 pub const CAMPAIGN: &str = "model";
-const BACKLOG_MAX: u64 = 1_000_000;
 
 /// One campaign's Redis, SQL and core.
 #[derive(Debug)]
 pub struct System {
     pub clock: FrozenClock,
     redis: RedisServer,
-    archive: SqlStore,
+    sql: SqlStore,
     core: Core,
     copied: Vec<(String, Vec<u8>)>,
     _folder: TempDir,
@@ -47,30 +49,22 @@ pub struct System {
 /// What core forgets when it is killed.
 #[derive(Debug)]
 struct Core {
-    ledger: Arc<RedisStore>,
-    gate: Gate,
-    recovery: Arc<Recovery>,
-    known: Arc<CampaignHandle>,
+    engine: Engine,
+    handle: Arc<CampaignHandle>,
 }
 
 impl Core {
-    fn start(redis: &RedisServer, archive: &SqlStore, campaign: Campaign) -> Self {
-        let client = redis::Client::open(redis.url()).expect("a Redis address");
-        let ledger = Arc::new(RedisStore::new(client, archive.clone(), BACKLOG_MAX));
-        let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX));
-        let known = recovery.campaigns.learn(campaign);
-        Self {
-            gate: Gate::new(Arc::clone(&ledger), claimgate_core::engine::batcher::BATCH_MAX),
-            ledger,
-            recovery,
-            known,
-        }
+    fn start(redis: &RedisServer, sql: &SqlStore, campaign: Campaign) -> Self {
+        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).build(&redis.url());
+        let engine = engine.expect("a Redis address");
+        let handle = engine.registry.update(campaign);
+        Self { engine, handle }
     }
 
     /// Claims. All as first tries, whatever they are: so they are refused from memory wherever that is possible, and what one
     /// core alone remembers is to be right for retries, too.
     async fn claim(&self, request: &ClaimRequest) -> Result<Decision, BatcherError> {
-        self.gate.claim(&self.known, request, Attempt::First).await
+        self.engine.batcher.claim(&self.handle, request, Attempt::First).await
     }
 }
 
@@ -80,13 +74,13 @@ impl System {
         let clock = FrozenClock::at(begins_at);
         let redis = RedisServer::start_with(&[], &clock.environment()).await;
         let folder = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary folder");
-        let archive = SqlStore::open(&sqlite_url(&folder.path().join("claimgate.sqlite"))).await;
-        let archive = archive.expect("SQL opens");
+        let sql = SqlStore::open(&sqlite_url(&folder.path().join("claimgate.sqlite"))).await;
+        let sql = sql.expect("SQL opens");
         let campaign = new_campaign(rules);
-        archive.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
-        let core = Core::start(&redis, &archive, campaign);
-        core.recovery.ensure_ready(&core.known).await.expect("loaded");
-        Self { clock, redis, archive, core, copied: Vec::new(), _folder: folder }
+        sql.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
+        let core = Core::start(&redis, &sql, campaign);
+        core.engine.recovery.ensure_ready(&core.handle).await.expect("loaded");
+        Self { clock, redis, sql, core, copied: Vec::new(), _folder: folder }
     }
 
     /// Claims together; `Err` when any was not decided.
@@ -123,45 +117,45 @@ impl System {
     /// Has the gate forget what it knows by heart of being sold out, which may be 100 ms old: as core does with what it
     /// changes itself, and as time does with the rest.
     fn changed(&self) {
-        self.core.gate.changed(&self.core.known.campaign().id);
+        self.core.engine.batcher.invalidate(&self.core.handle.campaign().id);
     }
 
     /// Confirms or returns.
     pub async fn settle(&self, ask: &Ask, settlement: Settlement) -> Result<Option<View>, String> {
         let settlement = match settlement {
-            Settlement::Confirm => CoreSettlement::Confirm,
-            Settlement::Return => CoreSettlement::Return,
+            Settlement::Confirm => ClaimTransition::Confirm,
+            Settlement::Return => ClaimTransition::Return,
         };
-        let settled = self.core.ledger.settle(&self.core.known, &claim_id(ask), settlement).await;
+        let settled = self.core.engine.sync.transition(&self.core.handle, &claim_id(ask), settlement).await;
         self.changed();
         Ok(settled.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
     }
 
     /// The claim as Redis has it, and the counters.
     pub async fn look_up(&self, ask: &Ask) -> Result<(Counters, Option<View>), String> {
-        let found = self.core.ledger.find(&self.core.known, Some(&claim_id(ask))).await;
+        let found = self.core.engine.sync.read(&self.core.handle, Some(&claim_id(ask))).await;
         let (counters, record) = found.map_err(|error| error.to_string())?;
         Ok((counters, record.as_ref().map(words::record_view)))
     }
 
     /// Puts new rules into force: SQL first, then Redis.
     pub async fn change(&self, rules: &Rules) -> Result<(), String> {
-        let before = self.core.known.campaign();
+        let before = self.core.handle.campaign();
         let after = with_rules(&before, rules);
-        let changed = self.archive.change(before.version, &after, change_at(self.clock.now_ms())).await;
+        let changed = self.sql.change(before.version, &after, change_at(self.clock.now_ms())).await;
         let Ok(Some(Changed::Done(campaign))) = changed else {
             return Err(format!("{changed:?}"));
         };
-        self.core.recovery.campaigns.learn(campaign);
-        let campaign = self.core.known.campaign();
-        let changed = self.core.ledger.change(&self.core.known, &campaign).await;
+        self.core.engine.registry.update(campaign);
+        let campaign = self.core.handle.campaign();
+        let changed = self.core.engine.sync.set_rules(&self.core.handle, &campaign).await;
         self.changed();
         changed.map_err(|error| error.to_string())
     }
 
     /// Has the recovery look after the campaign, which sweeps holds too.
-    pub async fn look_after(&self) -> Result<Recovered, String> {
-        let recovered = self.core.recovery.look_after(&self.core.known).await;
+    pub async fn maintain(&self) -> Result<Recovered, String> {
+        let recovered = self.core.engine.recovery.maintain(&self.core.handle).await;
         self.changed();
         recovered.map_err(|error| error.to_string())
     }
@@ -172,7 +166,7 @@ impl System {
         let started = Instant::now();
         loop {
             let (counters, _) =
-                self.core.ledger.find(&self.core.known, None).await.map_err(|error| error.to_string())?;
+                self.core.engine.sync.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
             if counters.backlog == 0 {
                 break;
             }
@@ -188,7 +182,7 @@ impl System {
     pub async fn drain_cut(&self, looks: u32) -> Result<(), String> {
         let (_stop, drain) = self.start_drain();
         for _ in 0..looks {
-            self.core.ledger.find(&self.core.known, None).await.map_err(|error| error.to_string())?;
+            self.core.engine.sync.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
         }
         drain.abort();
         let _ = drain.await;
@@ -197,34 +191,28 @@ impl System {
 
     fn start_drain(&self) -> (watch::Sender<bool>, JoinHandle<()>) {
         let (stop, stopped) = watch::channel(false);
-        let drain = OutboxRelay {
-            ledger: Arc::clone(&self.core.ledger),
-            archive: self.archive.clone(),
-            campaigns: Arc::clone(&self.core.recovery.campaigns),
-            recovery: Arc::clone(&self.core.recovery),
-            consumer: "model".to_owned(),
-        };
-        (stop, tokio::spawn(drain.run(stopped)))
+        let relay = OutboxRelay::new(&self.core.engine, "model".to_owned());
+        (stop, tokio::spawn(relay.run(stopped)))
     }
 
     /// `kill -9` of Redis, and back.
     pub async fn restart_redis(&mut self) {
         self.redis.kill_and_restart().await;
         // Core may have tried to connect a moment too soon, and then lets a little time pass.
-        eventually(SOON, || async { self.core.ledger.ping().await.map_err(|error| error.to_string()) }).await;
+        eventually(SOON, || async { self.core.engine.sync.redis.ping().await.map_err(|error| error.to_string()) }).await;
         self.changed();
     }
 
     /// A core that knows only what SQL and Redis know.
     pub async fn restart_core(&mut self) {
         let id = CAMPAIGN.parse().expect("an id");
-        let campaign = self.archive.campaign(&id).await.expect("SQL answers").expect("the campaign");
-        self.core = Core::start(&self.redis, &self.archive, campaign);
+        let campaign = self.sql.campaign(&id).await.expect("SQL answers").expect("the campaign");
+        self.core = Core::start(&self.redis, &self.sql, campaign);
     }
 
     /// Takes the keys of `mask` out of Redis; whether what SQL has not heard of is lost with them.
     pub async fn lose_keys(&self, mask: u8) -> bool {
-        let keys = self.core.known.keys.all();
+        let keys = self.core.handle.keys.all();
         let lost = keys.iter().enumerate().filter(|(at, _)| mask >> at & 1 == 1).map(|(_, key)| *key);
         let words: Vec<_> = std::iter::once("UNLINK").chain(lost).collect();
         self.redis.view().await.query::<u64>(&words).await;
@@ -257,7 +245,7 @@ impl System {
     pub async fn copy(&mut self) {
         let mut redis = connection(&self.redis).await;
         self.copied.clear();
-        for key in self.core.known.keys.all() {
+        for key in self.core.handle.keys.all() {
             let dump = redis::cmd("DUMP").arg(key).query_async(&mut redis).await;
             self.copied.push((key.to_owned(), dump.expect("DUMP")));
         }
@@ -282,8 +270,8 @@ impl System {
     /// Every row of SQL, and the units it sums them up to.
     pub async fn rows(&self) -> (Vec<ClaimRow>, u64) {
         let id = CAMPAIGN.parse().expect("an id");
-        let page = self.archive.claims(&id, &ClaimCursor::default(), u32::MAX).await.expect("SQL answers");
-        let totals = self.archive.totals(&id).await.expect("SQL answers");
+        let page = self.sql.claims(&id, &ClaimCursor::default(), u32::MAX).await.expect("SQL answers");
+        let totals = self.sql.totals(&id).await.expect("SQL answers");
         (page.rows, totals.taken)
     }
 }
@@ -325,7 +313,7 @@ fn new_campaign(rules: &Rules) -> Campaign {
         "id": CAMPAIGN, "name": "model", "starts_at": timestamp(rules.starts_at),
         "time_zone": rules.zone.iana_name(), "hold_seconds": rules.hold_ms.map(|ms| ms / 1000),
     });
-    let campaign = NewCampaign::parse(body.to_string().as_bytes()).expect("a campaign");
+    let campaign = NewCampaign::parse(body.to_string().as_bytes(), timestamp(rules.starts_at)).expect("a campaign");
     with_rules(&campaign, rules)
 }
 
@@ -340,10 +328,10 @@ fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
             per_user_per_day: limit(rules.limits.per_user_per_day),
             per_claim: limit(rules.limits.per_claim),
         },
-        switch: match rules.switch {
-            Switch::On => CoreSwitch::On,
-            Switch::Paused => CoreSwitch::Paused,
-            Switch::Ended => CoreSwitch::Ended,
+        admin_state: match rules.switch {
+            Switch::On => AdminState::On,
+            Switch::Paused => AdminState::Paused,
+            Switch::Ended => AdminState::Ended,
         },
         version: rules.version,
         ..campaign.clone()

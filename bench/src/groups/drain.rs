@@ -1,6 +1,6 @@
 //! The drain alone: an outbox filled while it was off, then moved into SQL.
 
-use claimgate_core::store::sql::sqlite_url;
+use claimgate_core::config::sqlite_url;
 use support::postgres::Postgres;
 use tempfile::TempDir;
 
@@ -52,7 +52,7 @@ async fn drain(session: &mut Session, url: &str) -> anyhow::Result<f64> {
     engine.claim(&known, requests).await?;
     let seconds = session
         .measure(async {
-            engine.start_drain()?;
+            engine.start_relay()?;
             Ok(Watcher::start(&engine.view, CAMPAIGN).finish().await?.seconds)
         })
         .await?;

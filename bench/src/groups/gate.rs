@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use claimgate_core::store::sql::sqlite_url;
+use claimgate_core::config::sqlite_url;
 use claimgate_core::engine::handle::CampaignHandle;
 use tempfile::TempDir;
 
@@ -130,7 +130,7 @@ async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Res
     let folder = TempDir::with_prefix("cgb-")?;
     let mut engine = Engine::start(set.fsync, &sqlite_url(&folder.path().join("register.sqlite"))).await?;
     let known = engine.campaign(CAMPAIGN, generous()).await?;
-    engine.start_drain()?;
+    engine.start_relay()?;
     let mut uuids = Uuids::of(session.seed());
     let warm_up = engine.claim(&known, uuids.requests(CAMPAIGN, WARM_UP)?).await?;
     Watcher::start(&engine.view, CAMPAIGN).finish().await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use claimgate_core::store::sql::sqlite_url;
+use claimgate_core::config::sqlite_url;
 use support::RedisView;
 use support::inspect::key;
 use tempfile::TempDir;
@@ -59,7 +59,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     let url = sqlite_url(&folder.path().join("register.sqlite"));
     let mut engine = Engine::start(Fsync::EverySecond, &url).await?;
     let known = engine.campaign(CAMPAIGN_ID, generous()).await?;
-    engine.start_drain()?;
+    engine.start_relay()?;
     session.begin_round();
     let before = redis::used_memory_bytes(&engine.view).await?;
     let mut uuids = Uuids::of(session.seed());

@@ -284,24 +284,26 @@ fn reason_of(error: &SyncError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::sql::{SqlStore, sqlite_url};
+    use crate::config::sqlite_url;
     use crate::domain::campaign_change::NewCampaign;
     use crate::engine::registry::CampaignRegistry;
+    use crate::store::redis::RedisStore;
+    use crate::store::sql::SqlStore;
 
-    /// A gate before a Redis that nobody runs: each claim gets an error, and a queue.
+    /// A batcher before a Redis that does not run: each claim gets an error, and a queue.
     async fn batcher(folder: &tempfile::TempDir) -> ClaimBatcher {
         let sql = SqlStore::open(&sqlite_url(&folder.path().join("register"))).await.unwrap();
         let client = redis::Client::open("redis+unix:///nowhere/redis.sock").unwrap();
-        ClaimBatcher::new(Arc::new(RedisStore::new(client, sql, 1)), BATCH_MAX)
+        ClaimBatcher::new(Arc::new(CampaignSync { redis: Arc::new(RedisStore::new(client, 1)), sql }), BATCH_MAX)
     }
 
     fn handle(campaigns: &CampaignRegistry, id: &str) -> Arc<CampaignHandle> {
         let body = format!(r#"{{"id":"{id}","name":"x","starts_at":"2026-01-01T00:00:00Z"}}"#);
-        campaigns.learn(NewCampaign::parse(body.as_bytes()).unwrap())
+        campaigns.update(NewCampaign::parse(body.as_bytes(), crate::clock::now()).unwrap())
     }
 
     #[tokio::test]
-    async fn a_lane_goes_once_no_claim_has_come_by_for_a_while_and_comes_back_with_the_next() {
+    async fn a_queue_goes_once_no_claim_has_come_by_for_a_while_and_comes_back_with_the_next() {
         let (folder, campaigns) = (tempfile::tempdir().unwrap(), CampaignRegistry::default());
         let batcher = batcher(&folder).await;
         let (busy, idle) = (handle(&campaigns, "busy"), handle(&campaigns, "idle"));
@@ -315,6 +317,6 @@ mod tests {
         drop(waiting);
         assert_eq!(batcher.drop_idle_queues(), 1);
         let again = batcher.queue(&idle, &idle.campaign().id);
-        assert!(!again.waiting.is_closed(), "a new worker takes what comes");
+        assert!(!again.pending.is_closed(), "a new worker takes what comes");
     }
 }

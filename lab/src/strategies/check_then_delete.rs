@@ -10,7 +10,7 @@ use std::time::Duration;
 use ::redis::cmd;
 use tokio::time::{Instant, sleep};
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::backoff::{Backoff, unique};
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockManager, Strategy};
 use crate::stock_key::StockKey;

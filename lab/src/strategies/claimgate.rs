@@ -1,4 +1,4 @@
-//! claimgate: the product's own gate, ledger and drain, in this process, as `claimgate serve` runs them.
+//! claimgate: the product's own engine and relay, in this process, as `claimgate serve` runs them.
 //!
 //! Exact. One script decides like the others here, for up to 256 claims a call, and remembers each grant: the same key again
 //! is the same claim, and the outbox brings it to SQL. Costs one trip for as many as wait; what it does more than a plain
@@ -9,20 +9,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use claimgate_core::store::sql::{SqlStore, Change};
-use claimgate_core::domain::campaign::NewCampaign;
-use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::clock;
-use claimgate_core::engine::batcher::{BATCH_MAX, Gate};
+use claimgate_core::domain::campaign_change::NewCampaign;
+use claimgate_core::domain::claim_transition::ClaimTransition;
+use claimgate_core::engine::Engine;
+use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
-use claimgate_core::store::redis::{RedisStore, Settlement};
-use claimgate_core::engine::recovery::Recovery;
+use claimgate_core::store::sql::{Change, SqlStore};
 use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity, claim};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::engine::app::{App, BACKLOG_MAX};
+use crate::app::{App, OUTBOX_MAX};
 use crate::manager::{Attempt, Expectation, PerUser, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_row::some_time;
 
@@ -46,41 +45,30 @@ const USER_MAX: u32 = 3;
 /// What a core is made of, without HTTP.
 #[derive(Debug)]
 pub struct Product {
-    ledger: Arc<RedisStore>,
-    gate: Gate,
-    archive: SqlStore,
-    recovery: Arc<Recovery>,
-    drain: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
+    engine: Engine,
+    relay: Mutex<Option<(watch::Sender<bool>, JoinHandle<()>)>>,
 }
 
 impl Product {
     async fn start(app: &App) -> Result<Self> {
-        let archive = SqlStore::open(&app.addresses.sql).await.map_err(StockError::set_up)?;
-        let client = ::redis::Client::open(app.addresses.redis.as_str())?;
-        let ledger = Arc::new(RedisStore::new(client, archive.clone(), BACKLOG_MAX));
-        let recovery = Arc::new(Recovery::new(Arc::clone(&ledger), archive.clone(), Duration::MAX));
+        let sql = SqlStore::open(&app.addresses.sql).await.map_err(StockError::set_up)?;
+        let engine = Engine::builder(sql).outbox_max(OUTBOX_MAX).archive_after(Duration::MAX);
+        let engine = engine.build(&app.addresses.redis)?;
         let (stop, stopped) = watch::channel(false);
-        let drain = OutboxRelay {
-            ledger: Arc::clone(&ledger),
-            archive: archive.clone(),
-            campaigns: Arc::clone(&recovery.campaigns),
-            recovery: Arc::clone(&recovery),
-            consumer: format!("lab-{}-{}", std::process::id(), app.number),
-        };
-        let drain = drain.spawn(stopped).map_err(StockError::set_up)?;
-        let gate = Gate::new(Arc::clone(&ledger), BATCH_MAX);
-        Ok(Self { ledger, gate, archive, recovery, drain: Mutex::new(Some((stop, drain))) })
+        let relay = OutboxRelay::new(&engine, format!("lab-{}-{}", std::process::id(), app.number));
+        let relay = relay.spawn(stopped).map_err(StockError::set_up)?;
+        Ok(Self { engine, relay: Mutex::new(Some((stop, relay))) })
     }
 
-    /// Stops the drain and closes the register.
+    /// Stops the relay and closes the database.
     pub async fn stop(&self) {
-        let drain = self.drain.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((stop, drain)) = drain {
+        let relay = self.relay.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((stop, relay)) = relay {
             stop.send_replace(true);
-            // A drain that panicked has said so.
-            let _ = tokio::task::spawn_blocking(|| drain.join()).await;
+            // A relay that panicked has said so.
+            let _ = tokio::task::spawn_blocking(|| relay.join()).await;
         }
-        self.archive.close().await;
+        self.engine.sync.sql.close().await;
     }
 }
 
@@ -89,7 +77,7 @@ impl Product {
 pub struct Claimgate {
     app: Arc<App>,
     id: CampaignId,
-    known: Mutex<Option<Arc<CampaignHandle>>>,
+    handle: Mutex<Option<Arc<CampaignHandle>>>,
 }
 
 impl Claimgate {
@@ -98,23 +86,23 @@ impl Claimgate {
     }
 
     /// The campaign, from the register if this instance has not heard of it.
-    async fn known(&self) -> Result<Arc<CampaignHandle>> {
-        if let Some(known) = &*self.known.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Ok(Arc::clone(known));
+    async fn handle(&self) -> Result<Arc<CampaignHandle>> {
+        if let Some(handle) = &*self.handle.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(Arc::clone(handle));
         }
         let product = self.product().await?;
-        let campaign = product.archive.campaign(&self.id).await.map_err(StockError::set_up)?;
-        let known = product.recovery.campaigns.learn(campaign.ok_or(StockError::Missing)?);
-        // Another instance has loaded it: this one's drain is to read it, too.
-        known.trust();
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&known));
-        Ok(known)
+        let campaign = product.engine.sync.sql.campaign(&self.id).await.map_err(StockError::set_up)?;
+        let handle = product.engine.registry.update(campaign.ok_or(StockError::Missing)?);
+        // Another instance has loaded it: this one's relay is to read it, too.
+        handle.mark_ready();
+        *self.handle.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&handle));
+        Ok(handle)
     }
 
     async fn counters(&self) -> Result<(Option<u32>, u64, u64)> {
-        let known = self.known().await?;
-        let (counters, _) = self.product().await?.ledger.find(&known, None).await?;
-        Ok((known.campaign().remaining(counters.taken), counters.taken, counters.backlog))
+        let handle = self.handle().await?;
+        let (counters, _) = self.product().await?.engine.sync.read(&handle, None).await?;
+        Ok((handle.campaign().remaining(counters.taken), counters.taken, counters.backlog))
     }
 
     fn request(&self, attempt: &Attempt) -> Result<ClaimRequest> {
@@ -131,7 +119,7 @@ impl Claimgate {
 impl StockManager for Claimgate {
     async fn open(app: &Arc<App>, key: &str) -> Result<Self> {
         let id = key.parse().map_err(StockError::set_up)?;
-        Ok(Self { app: Arc::clone(app), id, known: Mutex::default() })
+        Ok(Self { app: Arc::clone(app), id, handle: Mutex::default() })
     }
 
     async fn init(&self, stock: u32) -> Result<()> {
@@ -139,19 +127,19 @@ impl StockManager for Claimgate {
         let limits = json!({"total": stock, "per_user": USER_MAX, "per_user_per_day": USER_MAX});
         let starts_at = clock::now().saturating_add_ms(-60_000);
         let body = json!({"id": self.id, "name": "lab", "starts_at": starts_at, "limits": limits});
-        let campaign = NewCampaign::parse(body.to_string().as_bytes()).map_err(StockError::set_up)?;
+        let campaign = NewCampaign::parse(body.to_string().as_bytes(), clock::now()).map_err(StockError::set_up)?;
         let change = Change { who: "lab", what: "create", at: clock::now() };
-        product.archive.create(&campaign, change).await.map_err(StockError::set_up)?;
-        let known = product.recovery.campaigns.learn(campaign);
-        product.recovery.ensure_ready(&known).await.map_err(StockError::set_up)?;
+        product.engine.sync.sql.create(&campaign, change).await.map_err(StockError::set_up)?;
+        let handle = product.engine.registry.update(campaign);
+        product.engine.recovery.ensure_ready(&handle).await.map_err(StockError::set_up)?;
         Ok(())
     }
 
     async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
-        let known = self.known().await?;
+        let handle = self.handle().await?;
         // Nobody here says which tries are the first: some users come twice, to different instances.
         let (request, product) = (self.request(attempt)?, self.product().await?);
-        let decision = product.gate.claim(&known, &request, claim::Attempt::Unknown).await?;
+        let decision = product.engine.batcher.claim(&handle, &request, claim::Attempt::Unknown).await?;
         Ok(match decision.outcome {
             Outcome::Granted(_) | Outcome::Held(_) => Reduced::Taken,
             Outcome::Replayed(_) => Reduced::HadAlready,
@@ -161,11 +149,11 @@ impl StockManager for Claimgate {
     }
 
     async fn give_back(&self, attempt: &Attempt) -> Result<()> {
-        let (product, known) = (self.product().await?, self.known().await?);
+        let (product, handle) = (self.product().await?, self.handle().await?);
         // The same user and key lead to the same claim.
         let claim = self.request(attempt)?.claim_id();
-        product.ledger.settle(&known, &claim, Settlement::Return).await?;
-        product.gate.changed(&self.id);
+        product.engine.sync.transition(&handle, &claim, ClaimTransition::Return).await?;
+        product.engine.batcher.invalidate(&self.id);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ::redis::cmd;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::backoff::Backoff;
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockManager, Strategy};
 use crate::stock_key::StockKey;

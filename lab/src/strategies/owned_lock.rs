@@ -13,7 +13,7 @@ use std::time::Duration;
 use ::redis::{Script, cmd};
 use tokio::time::Instant;
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 use crate::backoff::{Backoff, unique};
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ::redis::pipe;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, Expectation, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
 

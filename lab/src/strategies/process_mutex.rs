@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tokio::time::timeout_at;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
 

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout_at;
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 use crate::backoff::unique;
 use crate::manager::{Attempt, Expectation, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, Expectation, Reduced, Result, StockManager, Strategy};
 use crate::stock_key::StockKey;
 

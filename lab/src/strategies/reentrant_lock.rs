@@ -8,10 +8,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use claimgate_core::store::redis::lease::{Lease, LeaseError, Owner};
+use claimgate_core::store::redis::lease::{Lease, LeaseError, LeaseHolder};
 use tokio::time::{Instant, sleep};
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
 
@@ -36,19 +36,19 @@ pub struct ReentrantLock {
 }
 
 impl ReentrantLock {
-    async fn lock(&self, owner: &Owner, deadline: Instant) -> Result<Lease> {
+    async fn lock(&self, owner: &LeaseHolder, deadline: Instant) -> Result<Lease> {
         self.stock.app.lock(owner, &self.lock, LEASE, deadline).await
     }
 
     /// Reads under the lock, which this owner may hold already.
-    async fn read(&self, owner: &Owner, deadline: Instant) -> Result<i64> {
+    async fn read(&self, owner: &LeaseHolder, deadline: Instant) -> Result<i64> {
         let lease = self.lock(owner, deadline).await?;
         let units = self.stock.get().await;
         lease.release().await?;
         units
     }
 
-    async fn work(&self, owner: &Owner, attempt: &Attempt) -> Result<Reduced> {
+    async fn work(&self, owner: &LeaseHolder, attempt: &Attempt) -> Result<Reduced> {
         let left = self.read(owner, attempt.deadline).await? - i64::from(attempt.quantity);
         if left < 0 {
             return Ok(Reduced::SoldOut);
@@ -99,10 +99,10 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     let apps = App::start_all(&addresses, 2)?;
     let name = format!("lab-{}", crate::backoff::unique()?);
     let (worker, other) = (apps[0].owner().await?, apps[1].owner().await?);
-    let lease = worker.try_lock(&name, SHORT).await?;
+    let lease = worker.try_acquire(&name, SHORT).await?;
     for _ in 0..9 {
         sleep(SHORT / 3).await;
-        if !matches!(other.try_lock(&name, SHORT).await, Err(LeaseError::Taken)) {
+        if !matches!(other.try_acquire(&name, SHORT).await, Err(LeaseError::Taken)) {
             return Err(StockError::Inconsistent("work longer than its lease lost the lock".to_owned()));
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ::redis::{Script, cmd, pipe};
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, Expectation, PerUser, Reduced, Result, StockError, StockManager, Strategy};
 
 /// The row.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use ::redis::{Script, cmd, pipe};
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 use crate::backoff::unique;
 use crate::manager::{Attempt, Expectation, PerUser, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_row::some_time;

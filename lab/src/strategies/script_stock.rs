@@ -14,7 +14,7 @@ use claimgate_core::store::redis::lease::LeaseError;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::engine::app::{Addresses, App};
+use crate::app::{Addresses, App};
 use crate::backoff::{Backoff, unique};
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
@@ -74,7 +74,7 @@ impl ScriptStock {
         let app = &self.stock.app;
         let mut backoff = Backoff::for_lock();
         loop {
-            match app.owner().await?.try_lock(&self.lock(), LEASE).await {
+            match app.owner().await?.try_acquire(&self.lock(), LEASE).await {
                 Ok(lease) => {
                     // Somebody may have loaded it since this caller looked.
                     let loaded = if self.is_there().await? { Ok(()) } else { self.call_back(deadline).await };

@@ -7,7 +7,7 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, Expectation, Reduced, Result, StockManager, Strategy};
 use crate::stock_row::some_time;
 

@@ -11,7 +11,7 @@ use claimgate_core::store::redis::lease::Lease;
 use tokio::time::Instant;
 
 use super::reentrant_lock::LEASE;
-use crate::engine::app::App;
+use crate::app::App;
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_key::StockKey;
 

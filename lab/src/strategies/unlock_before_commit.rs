@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::owned_lock::Lock;
-use crate::engine::app::App;
+use crate::app::App;
 use crate::backoff::Backoff;
 use crate::manager::{Attempt, Expectation, Held, Reduced, Result, StockError, StockManager, Strategy};
 use crate::stock_row::StockRow;

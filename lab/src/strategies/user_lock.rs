@@ -11,7 +11,7 @@ use std::time::Duration;
 use ::redis::{Script, cmd};
 
 use super::owned_lock::RELEASE;
-use crate::engine::app::App;
+use crate::app::App;
 use crate::backoff::unique;
 use crate::manager::{Attempt, Expectation, Held, PerUser, Reduced, Result, StockManager, Strategy};
 use crate::stock_row::{StockRow, some_time};

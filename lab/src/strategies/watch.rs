@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ::redis::{cmd, pipe};
 
-use crate::engine::app::App;
+use crate::app::App;
 use crate::backoff::Backoff;
 use crate::manager::{Attempt, Expectation, Reduced, Result, StockError, StockManager, Strategy};
 use crate::redis::OwnConnection;

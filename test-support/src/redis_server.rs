@@ -22,7 +22,7 @@ impl Clock {
         let folder = tempfile::Builder::new().prefix("cgclock-").tempdir().expect("a temporary folder");
         let clock = Self { folder };
         clock.move_by_ms(0);
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("support/clock_shim.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock_shim.c");
         let compiled = Command::new("cc")
             .args(["-O1", "-shared", "-fPIC", "-o"])
             .arg(clock.library())

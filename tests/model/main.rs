@@ -6,27 +6,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 #![allow(missing_docs)] // a binary of tests: nobody reads its documentation but beside the code
 
-#[path = "model/chance.rs"]
 mod chance;
-#[path = "model/compare.rs"]
 mod compare;
-#[path = "model/frozen_clock.rs"]
 mod frozen_clock;
-#[path = "model/game.rs"]
 mod game;
-#[path = "model/http.rs"]
 mod http;
-#[path = "model/old_copy.rs"]
 mod old_copy;
-#[path = "model/operations.rs"]
 mod operations;
-#[path = "model/reference.rs"]
 mod reference;
-#[path = "model/seeds.rs"]
 mod seeds;
-#[path = "model/system.rs"]
 mod system;
-#[path = "model/words.rs"]
 mod words;
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

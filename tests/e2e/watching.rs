@@ -18,7 +18,7 @@ async fn metrics_tell_results_and_never_users() {
     let text = eventually(SOON, || async {
         let text = core.admin_get("/metrics").await.expect(200).text();
         let drained =
-            text.contains("claimgate_drained_events_total 1") && text.contains("claimgate_outbox_events{");
+            text.contains("claimgate_relayed_events_total 1") && text.contains("claimgate_outbox_events{");
         holds(drained, || text.clone()).map(|()| text)
     })
     .await;

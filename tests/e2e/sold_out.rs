@@ -66,7 +66,7 @@ async fn until_known_from_memory(core: &Core, campaign: &str, crowd: &str) {
 /// Claims that `core` has refused without asking Redis.
 async fn from_memory(core: &Core) -> u64 {
     let metrics = core.client().try_get(&core.admin_url("/metrics"), "").await.unwrap().text();
-    let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_sold_out_from_memory_total "));
+    let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_sold_out_cached_total "));
     line.map_or(0, |count| count.parse().unwrap())
 }
 

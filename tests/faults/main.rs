@@ -1,0 +1,33 @@
+//! claimgate under every fault of the list, against real processes; each test ends before the one judge
+//! (`test-support/src/checker.rs`), and says what it survived.
+
+// Test code throughout, also in functions that are not tests themselves.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
+
+mod backup;
+mod cores;
+mod delayed;
+mod evicted;
+mod export;
+mod failover;
+mod flow;
+mod jobs;
+mod keys;
+mod killed;
+mod lock;
+mod machine;
+mod outbox;
+mod plans;
+mod rebuild;
+mod redis;
+mod registers;
+mod replies;
+mod sql;
+mod stage;
+mod storm;
+mod strace;
+mod tally;
+mod tls;
+mod traps;
+mod unreadable;
+mod vanished;
