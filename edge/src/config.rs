@@ -7,7 +7,7 @@ use claimgate_shared::signature::NamedKey;
 use claimgate_shared::user_token::{Algorithm, TokenRules, UserTokens};
 use claimgate_shared::{Code, Problem};
 
-use crate::identity::{Identity, PublicKey};
+use crate::auth::{Identity, PublicKey};
 
 const RATE_PERIOD_S: u32 = 10;
 const RATE_PERIOD_S_MAX: u32 = 3_600;

@@ -4,21 +4,21 @@
 //! `routes`, `gate`, `breaker` and the memory in `campaigns` decide, and are tested natively; `calls`, `origin` and `rates`
 //! talk to the runtime.
 
-pub mod breaker;
-pub mod calls;
-pub mod campaigns;
+
+pub mod handlers;
+pub mod campaign_cache;
 pub mod clock;
 pub mod config;
-pub mod eager;
-pub mod gate;
-pub mod identity;
-pub mod incoming;
-pub mod origin;
-pub mod rates;
-pub mod reply;
+pub mod sync_response;
+pub mod admission;
+pub mod auth;
+pub mod request;
+pub mod core_client;
+pub mod rate_limit;
+pub mod response;
 pub mod request_id;
-pub mod routes;
-pub mod view;
+pub mod router;
+
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -30,12 +30,12 @@ use web_sys::{Request, Response};
 use worker::js_sys::Reflect;
 use worker::{Context, Env, Fetcher, worker_sys};
 
-use crate::calls::Call;
+use crate::handlers::Call;
 use crate::config::{Config, ConfigError};
-use crate::incoming::Incoming;
-use crate::origin::Origin;
-use crate::reply::{Cors, Reply};
-use crate::routes::Route;
+use crate::request::Incoming;
+use crate::core_client::Origin;
+use crate::response::{Cors, Reply};
+use crate::router::Route;
 
 thread_local! {
     // An isolate's environment never changes.
@@ -47,7 +47,7 @@ thread_local! {
 pub fn fetch(raw: Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
     // The answer takes the context along, and is itself kept by it.
     let kept_by: worker_sys::Context = JsValue::clone(context.as_ref()).unchecked_into();
-    eager::eagerly(&kept_by, async move {
+    sync_response::eagerly(&kept_by, async move {
         let request = Incoming::new(raw);
         let response = match files(&request, &env) {
             Some(files) => file(&files, &request).await,
@@ -115,7 +115,7 @@ async fn route(
         Ok(Call::new(request, env, context, config, request_id))
     };
     match route {
-        Route::Live => Ok(calls::live()),
+        Route::Live => Ok(handlers::live()),
         Route::Campaign(id) => call()?.campaign(id).await,
         Route::Claims(campaign) => call()?.claim(campaign).await,
         Route::Claim(id) => call()?.own_claim(id).await,

@@ -12,8 +12,8 @@ use claimgate_shared::{
 };
 use serde::Deserialize;
 
-use crate::campaigns::{Memory, Snapshot};
-use crate::view::State;
+use crate::campaign_cache::store::{Memory, Snapshot};
+use crate::campaign_cache::snapshot::State;
 
 /// The longest request body, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
@@ -201,8 +201,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::campaigns::tests::{at, view};
-    use crate::view::View;
+    use crate::campaign_cache::store::tests::{at, view};
+    use crate::campaign_cache::snapshot::View;
 
     fn known(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Memory {
         let view = view(state, remaining, server_ms);

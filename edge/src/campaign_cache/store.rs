@@ -12,10 +12,10 @@ use claimgate_shared::window::Position;
 use claimgate_shared::{CampaignId, CampaignState, Code, Problem, Timestamp};
 use worker::js_sys::Math;
 
-use crate::breaker::Kind;
+use crate::core_client::circuit_breaker::Kind;
 use crate::clock::{self, age_ms};
-use crate::origin::{self, Answer, Heard, Origin};
-use crate::view::{State, View};
+use crate::core_client::{self as origin, Answer, Heard, Origin};
+use crate::campaign_cache::snapshot::{State, View};
 
 /// For so long "sold out" is believed, so that a return is seen; and for so long a campaign stays unknown.
 pub const FRESH_MS: i64 = 1_000;
@@ -351,8 +351,8 @@ pub(crate) mod tests {
     use claimgate_shared::Window;
 
     use super::*;
-    use crate::origin::Refusal;
-    use crate::view::Rest;
+    use crate::core_client::Refusal;
+    use crate::campaign_cache::snapshot::Rest;
 
     pub(crate) fn at(ms: i64) -> Timestamp {
         Timestamp::from_ms(ms).unwrap()

@@ -12,17 +12,20 @@ use futures_util::future::{Either, select};
 use serde::Serialize;
 use worker::{Context, Delay, Env};
 
-use crate::breaker::Kind;
-use crate::campaigns::{Asked, Memory, Refresh};
+use crate::core_client::circuit_breaker::Kind;
+use crate::campaign_cache::store::{Asked, Memory, Refresh};
 use crate::clock::age_ms;
 use crate::config::{ClientAddress, Config};
-use crate::gate::{self, BodyHeaders, ClaimHead};
-use crate::identity::Identity;
-use crate::incoming::Incoming;
-use crate::origin::Origin;
-use crate::rates::{Counted, Rates};
-use crate::reply::Reply;
-use crate::{campaigns, clock, origin, rates};
+use crate::admission::{self, BodyHeaders, ClaimHead};
+use crate::auth::Identity;
+use crate::request::Incoming;
+use crate::core_client::Origin;
+use crate::rate_limit::{Counted, Rates};
+use crate::response::Reply;
+use crate::campaign_cache::store as campaigns;
+use crate::core_client as origin;
+use crate::rate_limit as rates;
+use crate::clock;
 
 /// A body that takes longer to arrive is not waited for.
 const BODY_TIME_MAX: Duration = Duration::from_secs(5);
@@ -65,7 +68,7 @@ impl<'a> Call<'a> {
         }
         head.check_known(&known, now)?;
         self.count_address(Counted::Claims).await?;
-        let quantity = gate::parse_claim_body(&self.body().await?)?;
+        let quantity = admission::parse_claim_body(&self.body().await?)?;
         let user = self.user().await?;
         self.rates().check_user(Counted::Claims, &user).await?;
         // Only now: nobody without a token has core asked for made-up ids.
@@ -78,7 +81,7 @@ impl<'a> Call<'a> {
     pub async fn own_claim(&self, id: &str) -> Result<Reply, Problem> {
         self.count_address(Counted::LookUps).await?;
         let user = self.user().await?;
-        let id = gate::own_claim(id, &user)?;
+        let id = admission::own_claim(id, &user)?;
         self.rates().check_user(Counted::LookUps, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
         let call = origin::Call::new(Kind::LookUps, &path, self.request_id);
@@ -88,13 +91,13 @@ impl<'a> Call<'a> {
 
     /// `GET /v1/campaigns/{id}`
     pub async fn campaign(&self, id: &str) -> Result<Reply, Problem> {
-        let snapshot = match self.snapshot(&gate::campaign_id(id)?).await? {
+        let snapshot = match self.snapshot(&admission::campaign_id(id)?).await? {
             Asked::Campaign(snapshot) => snapshot,
             Asked::Refused(answer) => return Ok(answer.into_reply()),
         };
         let view = snapshot.view_at(clock::now()?);
         let etag = view.etag().map_err(|_| unwritable())?;
-        let reply = if gate::names_etag(self.header("if-none-match").as_deref(), &etag) {
+        let reply = if admission::names_etag(self.header("if-none-match").as_deref(), &etag) {
             Reply::empty(304)
         } else {
             Reply::json(200, &view)?
@@ -110,7 +113,7 @@ impl<'a> Call<'a> {
             user_id: UserId,
         }
         self.check_body_headers()?;
-        let user_id = gate::parse_demo_body(&self.body().await?)?;
+        let user_id = admission::parse_demo_body(&self.body().await?)?;
         let Identity::Secret(tokens) = &self.config.identity else {
             return Err(Problem::new(Code::NotFound, "a public key signs no tokens"));
         };
@@ -172,7 +175,7 @@ impl<'a> Call<'a> {
             let now = clock::now()?;
             let known = campaigns::recall(id, now);
             match &known {
-                Memory::Unknown => return Err(gate::campaign_not_found()),
+                Memory::Unknown => return Err(admission::campaign_not_found()),
                 Memory::Snapshot(snapshot) => {
                     self.refresh_behind(id, &known, now);
                     return Ok(Asked::Campaign(Rc::clone(snapshot)));
@@ -208,8 +211,8 @@ impl<'a> Call<'a> {
 
     async fn user(&self) -> Result<UserId, Problem> {
         let authorization = self.header("authorization");
-        let token = gate::bearer(authorization.as_deref())?;
-        self.config.identity.user(token, clock::now()?).await.map_err(|_| gate::unauthenticated())
+        let token = admission::bearer(authorization.as_deref())?;
+        self.config.identity.user(token, clock::now()?).await.map_err(|_| admission::unauthenticated())
     }
 
     fn rates(&self) -> Rates<'_> {

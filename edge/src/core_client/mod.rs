@@ -1,5 +1,7 @@
 //! The one way to core: every call is built from nothing, signed, and bounded in time.
 
+pub mod circuit_breaker;
+
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
 
@@ -16,10 +18,10 @@ use worker::Env;
 use worker::js_sys::futures::JsFuture;
 use worker::js_sys::{self, Math, Uint8Array};
 
-use crate::breaker::{Breaker, Breakers, Kind};
+use self::circuit_breaker::{Breaker, Breakers, Kind};
 use crate::clock::{self, age_ms};
 use crate::config::Config;
-use crate::reply::{REQUEST_ID_HEADER, Reply};
+use crate::response::{REQUEST_ID_HEADER, Reply};
 
 /// Within this a call has its answer, the retry included.
 const CALL_MS_MAX: i64 = 2_000;
