@@ -9,7 +9,7 @@ use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{
     Attempt, CampaignView, Claim, ClaimId, ClaimReply, ClaimRequest, ClaimStatus, Code, Outcome, Problem,
-    Quantity,
+    Quantity, http,
 };
 
 use super::auth::Caller;
@@ -23,7 +23,7 @@ use crate::ledger::{LedgerError, Settlement};
 
 /// The longest a caller waits for a decision; the edge gives core 2 s in all.
 const DECISION_WAIT: Duration = Duration::from_millis(1500);
-const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
 
 /// Decides a claim.
 #[utoipa::path(
@@ -56,7 +56,7 @@ pub async fn claim(State(app): State<App>, request: Request) -> Answer {
         Outcome::Granted(claim) | Outcome::Held(claim) => json(StatusCode::CREATED, &reply(claim)),
         Outcome::Replayed(claim) => {
             let mut response = json(StatusCode::OK, &reply(claim))?;
-            response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+            response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));
             Ok(response)
         }
         Outcome::Denied(denial) => Err(denial.problem(version, clock::now()).into()),

@@ -16,22 +16,20 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::problem::PROBLEM_JSON;
-use claimgate_shared::{Code, Problem, UserId};
+use claimgate_shared::{Code, Problem, UserId, http};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
 use crate::app::App;
 
-/// The largest request body, in bytes.
-pub const BODY_BYTES_MAX: usize = 4096;
 /// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
 /// a whole campaign, and claims, which have less.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
 /// How long a body may take to come in.
 const BODY_WAIT: Duration = Duration::from_secs(10);
 /// Carries the request's id, in and out.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static(http::REQUEST_ID_HEADER);
 
 /// A handler's refusal; [`finish`] writes it out.
 #[derive(Debug)]
@@ -60,17 +58,13 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Answer {
         tracing::error!(%error, "cannot write an answer");
         Problem::new(Code::Unavailable, "the answer could not be written")
     })?;
-    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static(http::JSON))], body).into_response())
 }
 
 /// A request read whole: its head, and its JSON body.
 pub async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem> {
     let (parts, body) = request.into_parts();
-    let is_json =
-        parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(|value| {
-            value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
-        });
-    if !is_json {
+    if !http::is_json(parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())) {
         return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
     }
     if parts.headers.contains_key(CONTENT_ENCODING) {
@@ -80,12 +74,12 @@ pub async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Prob
     if parts.headers.contains_key(TRANSFER_ENCODING) {
         return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
     }
-    let bytes = tokio::time::timeout(BODY_WAIT, Limited::new(body, BODY_BYTES_MAX).collect())
+    let bytes = tokio::time::timeout(BODY_WAIT, Limited::new(body, http::BODY_BYTES_MAX).collect())
         .await
         .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?
         .map_err(|error| {
             if error.is::<LengthLimitError>() {
-                Problem::new(Code::PayloadTooLarge, "the body must be at most 4096 bytes")
+                http::body_too_large()
             } else {
                 Problem::invalid("body", "broke off")
             }
