@@ -1,21 +1,17 @@
-//! Every answer's shape: problem+json with the request's id, and the headers that all answers carry.
+//! The shape of every response: problem+json with the request's id, and the headers that all responses carry.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
 
+use claimgate_shared::http::{JSON, REQUEST_ID_HEADER};
 use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem};
 use serde::Serialize;
 use wasm_bindgen::{JsValue, intern};
-use web_sys::{Headers, Response, ResponseInit};
+use web_sys::{Headers, ResponseInit};
 
-/// The request's id: made here for every request, sent to core, answered to the client.
-pub const REQUEST_ID_HEADER: &str = "x-request-id";
-
-const JSON: &str = "application/json";
-
-/// Nothing answered here is a page: nothing may be run, framed, sniffed or embedded.
-const SECURITY: [(&str, &str); 6] = [
+/// No response built here is a page, so none may be run, framed, sniffed or embedded.
+const SECURITY_HEADERS: [(&str, &str); 6] = [
     ("content-security-policy", "default-src 'none'; frame-ancestors 'none'"),
     ("cross-origin-resource-policy", "same-origin"),
     ("referrer-policy", "no-referrer"),
@@ -24,54 +20,59 @@ const SECURITY: [(&str, &str); 6] = [
     ("x-frame-options", "DENY"),
 ];
 
-/// An answer, before it is the runtime's.
+type Header = (&'static str, Cow<'static, str>);
+
+/// A response, before the runtime gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
+pub struct Response {
     status: u16,
     headers: Vec<Header>,
     body: Vec<u8>,
 }
 
-impl Reply {
-    /// An answer without a body, and not to be stored unless told otherwise.
+impl Response {
+    /// A response without a body; `no-store` until [`with`](Self::with) sets another `cache-control`.
     pub fn empty(status: u16) -> Self {
         Self { status, headers: vec![("cache-control", "no-store".into())], body: Vec::new() }
     }
 
     /// `value` as JSON.
+    ///
+    /// # Errors
+    /// `unavailable` when `value` cannot be serialized.
     pub fn json(status: u16, value: &impl Serialize) -> Result<Self, Problem> {
         let body = serde_json::to_vec(value)
-            .map_err(|_| Problem::new(Code::Unavailable, "the answer could not be written"))?;
+            .map_err(|_| Problem::new(Code::Unavailable, "the response could not be serialized"))?;
         Ok(Self::empty(status).with_body(JSON, body))
     }
 
-    /// A refusal, with the headers that go with its code.
+    /// `problem` as problem+json, with the status and the headers that its code requires.
     pub fn problem(problem: Problem, request_id: &str) -> Self {
         let problem = problem.of_request(request_id);
-        // Texts and numbers: writing them cannot fail, and the status says the same if it did.
+        // Text and numbers alone: this cannot fail, and the status would still tell the outcome.
         let body = serde_json::to_vec(&problem).unwrap_or_default();
-        let reply = Self::empty(problem.code.status()).with_body(PROBLEM_JSON, body);
-        let reply = match problem.retry_after_s {
-            // The two that nearly all have are among the headers that are made once.
-            Some(1) => reply.with("retry-after", "1"),
-            Some(2) => reply.with("retry-after", "2"),
-            Some(seconds) => reply.with("retry-after", seconds.to_string()),
-            None => reply,
+        let response = Self::empty(problem.code.status()).with_body(PROBLEM_JSON, body);
+        let response = match problem.retry_after_s {
+            // The two values that nearly all problems have: as literals they are in the cache of header sets.
+            Some(1) => response.with("retry-after", "1"),
+            Some(2) => response.with("retry-after", "2"),
+            Some(seconds) => response.with("retry-after", seconds.to_string()),
+            None => response,
         };
         match problem.code {
-            Code::Unauthenticated => reply.with("www-authenticate", "Bearer"),
-            _ => reply,
+            Code::Unauthenticated => response.with("www-authenticate", "Bearer"),
+            _ => response,
         }
     }
 
-    /// With this body.
+    /// The response with this body, UTF-8, of this media type.
     #[must_use]
     pub fn with_body(mut self, content_type: &'static str, body: Vec<u8>) -> Self {
         self.body = body;
         self.with("content-type", content_type)
     }
 
-    /// With this header, in place of any other of that name.
+    /// The response with this header, replacing another of the same name (lower case).
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Into<Cow<'static, str>>) -> Self {
         self.headers.retain(|(other, _)| *other != name);
@@ -79,61 +80,64 @@ impl Reply {
         self
     }
 
-    /// With everything that every answer carries.
+    /// The response with what all of them carry: the request's id and the security headers.
     #[must_use]
-    pub fn finish(self, request_id: &str, cors: &Cors<'_>) -> Self {
-        let reply = SECURITY
-            .iter()
-            .fold(self.with(REQUEST_ID_HEADER, request_id.to_owned()), |reply, (name, value)| {
-                reply.with(name, *value)
-            });
-        cors.open(reply)
+    pub fn finish(self, request_id: &str) -> Self {
+        let response = self.with(REQUEST_ID_HEADER, request_id.to_owned());
+        SECURITY_HEADERS.iter().fold(response, |response, (name, value)| response.with(name, *value))
     }
 
-    /// As the runtime wants it.
-    pub fn into_response(self) -> Result<Response, JsValue> {
+    /// The value of the header `name` (lower case), if it is set.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(other, _)| *other == name);
+        found.map(|(_, value)| value.as_ref())
+    }
+
+    /// The runtime's own response.
+    ///
+    /// # Errors
+    /// The runtime's error when it refuses a header or the status.
+    pub fn into_raw(self) -> Result<web_sys::Response, JsValue> {
         let init = ResponseInit::new();
         init.set_status(self.status);
-        init.set_headers(runtime_headers(&self.headers)?.as_ref());
-        let body = std::str::from_utf8(&self.body).ok().filter(|t| !t.is_empty());
-        Response::new_with_opt_str_and_init(body, &init)
+        init.set_headers(raw_headers(&self.headers)?.as_ref());
+        let body = std::str::from_utf8(&self.body).ok().filter(|text| !text.is_empty());
+        web_sys::Response::new_with_opt_str_and_init(body, &init)
     }
 }
 
-type Header = (&'static str, Cow<'static, str>);
-
 thread_local! {
-    static KNOWN: RefCell<Vec<(Vec<Header>, Headers)>> = const { RefCell::new(Vec::new()) };
+    static HEADER_SETS: RefCell<Vec<(Vec<Header>, Headers)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `headers` as the runtime's own, for the next response to be made of, which copies them. Most values stand in this
-/// program and come in few sets; each set is made only once, as header by header they would cost more than all else of a
-/// refusal. The other values are written over when they are others.
-fn runtime_headers(headers: &[Header]) -> Result<Headers, JsValue> {
-    let set = |known: &Headers, (name, value): &Header| known.set(intern(name), value);
-    KNOWN.with_borrow_mut(|all| {
-        let is_known = |(made, _): &&mut (Vec<Header>, Headers)| {
-            made.len() == headers.len() && made.iter().zip(headers).all(|(one, other)| is_alike(one, other))
+/// `headers` as the runtime's own, valid until the next call; a response built from them copies them. Most values are
+/// literals and come in few combinations, so each combination is built once and kept: header by header they would cost more
+/// than everything else in a refusal. Only values that are not literals are written again, when they differ.
+fn raw_headers(headers: &[Header]) -> Result<Headers, JsValue> {
+    let set = |raw: &Headers, (name, value): &Header| raw.set(intern(name), value);
+    HEADER_SETS.with_borrow_mut(|sets| {
+        let is_same_set = |(kept, _): &&mut (Vec<Header>, Headers)| {
+            kept.len() == headers.len() && kept.iter().zip(headers).all(|(one, other)| is_same(one, other))
         };
-        if let Some((made, known)) = all.iter_mut().find(is_known) {
-            for (last, header) in made.iter_mut().zip(headers) {
-                // Of some, such as Retry-After, many answers in a row have the same.
+        if let Some((kept, raw)) = sets.iter_mut().find(is_same_set) {
+            for (last, header) in kept.iter_mut().zip(headers) {
+                // Some, such as Retry-After, often repeat in consecutive responses.
                 if matches!(&header.1, Cow::Owned(value) if *value != last.1) {
-                    set(known, header)?;
+                    set(raw, header)?;
                     last.1.clone_from(&header.1);
                 }
             }
-            return Ok(known.clone());
+            return Ok(raw.clone());
         }
-        let known = Headers::new()?;
-        headers.iter().try_for_each(|header| set(&known, header))?;
-        all.push((headers.to_vec(), known.clone()));
-        Ok(known)
+        let raw = Headers::new()?;
+        headers.iter().try_for_each(|header| set(&raw, header))?;
+        sets.push((headers.to_vec(), raw.clone()));
+        Ok(raw)
     })
 }
 
-/// Whether both are of one name, and of one value unless it is written over. By place: it is for texts of this program.
-fn is_alike((name, value): &Header, (other_name, other_value): &Header) -> bool {
+/// Whether both have the same name, and the same value or one that is written again. Literals are compared by address.
+fn is_same((name, value): &Header, (other_name, other_value): &Header) -> bool {
     std::ptr::eq(*name, *other_name)
         && match (value, other_value) {
             (Cow::Borrowed(value), Cow::Borrowed(other)) => std::ptr::eq(*value, *other),
@@ -142,61 +146,9 @@ fn is_alike((name, value): &Header, (other_name, other_value): &Header) -> bool 
         }
 }
 
-/// Which other origins' pages may read an answer.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Cors<'a> {
-    /// The allow-list.
-    pub allowed: &'a [String],
-    /// The request's `Origin`.
-    pub origin: Option<&'a str>,
-}
-
-impl Cors<'_> {
-    /// The origin that is let in.
-    fn let_in(&self) -> Option<&str> {
-        self.origin.filter(|origin| self.allowed.iter().any(|allowed| allowed == origin))
-    }
-
-    /// The answer to a preflight for a call that takes `methods`; `None` when nobody is let in.
-    pub fn preflight(&self, methods: &'static str) -> Option<Reply> {
-        self.let_in()?;
-        let reply = Reply::empty(204)
-            .with("access-control-allow-methods", methods)
-            .with(
-                "access-control-allow-headers",
-                "Authorization, Claimgate-Attempt, Content-Type, Idempotency-Key, If-None-Match",
-            )
-            .with("access-control-max-age", "600");
-        Some(reply)
-    }
-
-    /// `reply`, readable by the origin when it is let in. No cookies are used, so no credentials are allowed.
-    fn open(&self, reply: Reply) -> Reply {
-        if self.allowed.is_empty() {
-            return reply;
-        }
-        let reply = reply.with("vary", "Origin");
-        match self.let_in() {
-            Some(origin) => {
-                let origin = origin.to_owned();
-                reply.with("access-control-allow-origin", origin).with(
-                    "access-control-expose-headers",
-                    "ETag, Idempotent-Replayed, Retry-After, X-Request-Id",
-                )
-            }
-            None => reply,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn header<'a>(reply: &'a Reply, name: &str) -> Option<&'a str> {
-        let found = reply.headers.iter().find(|(other, _)| *other == name);
-        found.map(|(_, value)| value.as_ref())
-    }
 
     #[test]
     fn a_refusal_carries_its_request_and_its_headers() {
@@ -206,43 +158,20 @@ mod tests {
             (Code::Unavailable, "retry-after", Some("1")),
             (Code::SoldOut, "retry-after", None),
         ] {
-            let reply = Reply::problem(Problem::new(code, "why"), "r-1");
-            assert_eq!(reply.status, code.status());
-            assert_eq!(header(&reply, name), value, "{code:?}");
-            assert_eq!(header(&reply, "content-type"), Some(PROBLEM_JSON));
-            assert_eq!(header(&reply, "cache-control"), Some("no-store"));
-            let problem: Problem = serde_json::from_slice(&reply.body).unwrap();
+            let response = Response::problem(Problem::new(code, "why"), "r-1");
+            assert_eq!(response.status, code.status());
+            assert_eq!(response.header(name), value, "{code:?}");
+            assert_eq!(response.header("content-type"), Some(PROBLEM_JSON));
+            assert_eq!(response.header("cache-control"), Some("no-store"));
+            let problem: Problem = serde_json::from_slice(&response.body).unwrap();
             assert_eq!((problem.code, problem.instance.as_str()), (code, "r-1"));
         }
     }
 
     #[test]
-    fn only_listed_origins_are_let_in() {
-        let allowed = ["https://a.example".to_owned()];
-        for (origin, is_let_in) in [
-            (Some("https://a.example"), true),
-            (Some("https://a.example.evil"), false),
-            (Some("null"), false),
-            (None, false),
-        ] {
-            let cors = Cors { allowed: &allowed, origin };
-            let reply = Reply::empty(200).finish("r-1", &cors);
-            let expected = origin.filter(|_| is_let_in);
-            assert_eq!(header(&reply, "access-control-allow-origin"), expected);
-            assert_eq!(header(&reply, "access-control-allow-credentials"), None);
-            assert_eq!(header(&reply, "vary"), Some("Origin"));
-            assert_eq!(cors.preflight("POST").is_some(), is_let_in);
-        }
-    }
-
-    #[test]
-    fn without_a_list_there_is_no_cors() {
-        let cors = Cors { allowed: &[], origin: Some("https://a.example") };
-        let reply = Reply::empty(200).finish("r-1", &cors);
-        assert_eq!(header(&reply, "access-control-allow-origin"), None);
-        assert_eq!(header(&reply, "vary"), None);
-        assert_eq!(header(&reply, "x-content-type-options"), Some("nosniff"));
-        assert_eq!(header(&reply, "x-request-id"), Some("r-1"));
-        assert_eq!(cors.preflight("POST"), None);
+    fn every_response_carries_its_id_and_the_security_headers() {
+        let response = Response::empty(200).finish("r-1");
+        assert_eq!(response.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(response.header("x-request-id"), Some("r-1"));
     }
 }

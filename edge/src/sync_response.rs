@@ -1,5 +1,5 @@
-//! Answers without a promise where none is needed: most refusals wait for nothing, and a promise, its two functions and
-//! a microtask for each would cost more than to decide it.
+//! Returns a response without a promise where none is needed: most refusals wait for nothing, and a promise, its two
+//! callbacks and a microtask cost more than the decision itself.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,42 +11,47 @@ use wasm_bindgen::JsValue;
 use worker::js_sys::futures::future_to_promise;
 use worker::worker_sys;
 
-/// What comes of `future`: at once if it waits for nothing, else a promise of it. That one is kept to its end also when
-/// the client leaves: a runtime forgets what nobody waits for, and nothing that it holds would be given back.
-pub fn eagerly<F>(context: &worker_sys::Context, future: F) -> Result<JsValue, JsValue>
+/// Polls `future` once. Returns its output when that was enough, else a promise of it. The promise is registered with
+/// `context`, so that it runs to its end after the client has left: a runtime drops a promise that has no consumer, and
+/// what the future holds (a turn to refresh, a permit) would never be released.
+///
+/// # Errors
+/// What `future` fails with at its first poll, or the runtime's refusal to register the promise.
+pub fn respond<F>(context: &worker_sys::Context, future: F) -> Result<JsValue, JsValue>
 where
     F: Future<Output = Result<JsValue, JsValue>> + 'static,
 {
-    let mut tried = Box::pin(future);
-    let relay = Arc::new(Relay::default());
-    match poll(&mut tried, &relay) {
+    let mut polled = Box::pin(future);
+    let waker = Arc::new(TaskWaker::default());
+    match poll(&mut polled, &waker) {
         Poll::Ready(result) => result,
         Poll::Pending => {
-            let promise = future_to_promise(relayed(tried, relay));
+            let promise = future_to_promise(resumed(polled, waker));
             context.wait_until(&promise)?;
             Ok(promise.into())
         }
     }
 }
 
-/// `tried`, which has been polled before there was a task to wake: some futures keep the waker that they saw first.
-async fn relayed<F: Future>(mut tried: Pin<Box<F>>, relay: Arc<Relay>) -> F::Output {
+/// `polled` as a task. It was polled before the task existed, and some futures keep the first waker that they were given,
+/// so `waker` passes each wake on to the task.
+async fn resumed<F: Future>(mut polled: Pin<Box<F>>, waker: Arc<TaskWaker>) -> F::Output {
     poll_fn(|context| {
-        relay.0.register(context.waker());
-        poll(&mut tried, &relay)
+        waker.0.register(context.waker());
+        poll(&mut polled, &waker)
     })
     .await
 }
 
-fn poll<F: Future>(future: &mut Pin<Box<F>>, relay: &Arc<Relay>) -> Poll<F::Output> {
-    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(relay))))
+fn poll<F: Future>(future: &mut Pin<Box<F>>, waker: &Arc<TaskWaker>) -> Poll<F::Output> {
+    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(waker))))
 }
 
-/// Wakes whoever waits by then.
+/// Wakes the task that is registered when it is called.
 #[derive(Debug, Default)]
-struct Relay(AtomicWaker);
+struct TaskWaker(AtomicWaker);
 
-impl Wake for Relay {
+impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
         self.0.wake();
     }
@@ -58,7 +63,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps the first waker that it sees, as a runtime's timer does.
+    /// Keeps the first waker that it is given, as a runtime's timer does.
     #[derive(Default)]
     struct FirstWaker(Option<mpsc::Sender<Waker>>, bool);
 
@@ -85,16 +90,16 @@ mod tests {
     #[test]
     fn a_waker_kept_from_the_first_poll_wakes_the_task() {
         let (send, wakers) = mpsc::channel();
-        let mut tried = Box::pin(FirstWaker(Some(send), false));
-        let relay = Arc::new(Relay::default());
-        assert_eq!(poll(&mut tried, &relay), Poll::Pending);
-        tried.1 = false;
-        let mut task = Box::pin(relayed(tried, relay));
+        let mut polled = Box::pin(FirstWaker(Some(send), false));
+        let waker = Arc::new(TaskWaker::default());
+        assert_eq!(poll(&mut polled, &waker), Poll::Pending);
+        polled.1 = false;
+        let mut task = Box::pin(resumed(polled, waker));
         let flag = Arc::new(Flag::default());
-        let waker = Waker::from(Arc::clone(&flag));
-        assert_eq!(task.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Pending);
+        let flagged = Waker::from(Arc::clone(&flag));
+        assert_eq!(task.as_mut().poll(&mut Context::from_waker(&flagged)), Poll::Pending);
         wakers.recv().unwrap().wake();
         assert!(flag.0.load(std::sync::atomic::Ordering::Relaxed));
-        assert_eq!(task.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready("woken"));
+        assert_eq!(task.as_mut().poll(&mut Context::from_waker(&flagged)), Poll::Ready("woken"));
     }
 }
