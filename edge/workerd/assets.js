@@ -44,7 +44,7 @@ async function etagOf(path, text) {
 }
 
 const etagMatches = (header, etag) =>
-    header !== null && header.split(",").some((one) => one.trim() === "*" || one.trim().replace(/^W\//, "") === etag);
+    header?.split(",").some((one) => one.trim() === "*" || one.trim().replace(/^W\//, "") === etag);
 
 // The same problem as the Worker's.
 function notFound(request, env, path) {
