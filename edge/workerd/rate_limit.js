@@ -28,7 +28,7 @@ export class Ratelimit {
     async limit({ key }) {
         if (this.#limit === 0) return { success: true };
         const now = this.#now();
-        this.#forget(now);
+        this.#evict(now);
         const full = this.#fullAt(String(key), now);
         const taken = full + this.#periodMs / this.#limit;
         // Half a millisecond: whole tokens, whatever their sum lost in rounding.
@@ -48,7 +48,7 @@ export class Ratelimit {
         return Math.min(Math.max(kept, now), now + this.#periodMs);
     }
 
-    #forget(now) {
+    #evict(now) {
         const age = now - this.#youngSince;
         const isOld = age < 0 || age >= this.#periodMs;
         // Too many keys at once: those unseen for longest get a full bucket early.

@@ -49,14 +49,14 @@ test("after the time that Retry-After says the bucket is full again, and a longe
     }
 });
 
-test("over many periods it is the limit in each, and no bucket is forgotten before it is full", async () => {
+test("over many periods it is the limit in each, and no bucket is evicted before it is full", async () => {
     const { clock, pass } = limiter(20);
     let passed = 0;
     for (let ms = 0; ms < 100_000; ms += 100, clock.now += 100) passed += await pass("a", 1);
     assert.ok(passed >= 219 && passed <= 220, `${passed}`);
 });
 
-test("full buckets are forgotten", async () => {
+test("full buckets are evicted", async () => {
     const { made, clock, pass } = limiter(20);
     for (let n = 0; n < 100; n++) await pass(`k${n}`, 1);
     assert.equal(made.size, 100);

@@ -22,7 +22,7 @@ pub const REPLAYED_HEADER: &str = "idempotent-replayed";
 /// The value of [`REPLAYED_HEADER`].
 pub const REPLAYED: &str = "true";
 
-/// Whether a `Content-Type` names JSON. Parameters such as `charset` are ignored, the type's case too; `None` is no JSON.
+/// Whether a `Content-Type` names JSON, in any case; parameters such as `charset` are ignored. `None`, no header, is false.
 pub fn is_json(content_type: Option<&str>) -> bool {
     let media_type = content_type.unwrap_or_default().split(';').next().unwrap_or_default();
     media_type.trim().eq_ignore_ascii_case(JSON)

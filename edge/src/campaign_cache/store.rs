@@ -211,9 +211,9 @@ impl CampaignCache {
 mod tests {
     use claimgate_shared::CampaignState;
 
-    use super::super::snapshot::View;
-    use super::super::snapshot::tests::{at, view};
     use super::*;
+    use crate::campaign_cache::snapshot::View;
+    use crate::campaign_cache::snapshot::tests::{at, view};
     use crate::core_client::ProblemCode;
 
     fn named(id: &str, requested_ms: i64) -> Rc<Snapshot> {

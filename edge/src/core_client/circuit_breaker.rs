@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_without_calls_after_it_is_forgotten() {
+    fn failures_are_dropped_when_no_call_follows_the_pause() {
         let mut breaker = opened();
         assert!(breaker.allows(at(5_499)) && !breaker.allows(at(5_499)), "one probe");
         let mut breaker = opened();
