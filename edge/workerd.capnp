@@ -1,5 +1,5 @@
-# The edge under a workerd of one's own: `make up-workerd`, and docs/deployment.md. One process, one socket, the Worker
-# right behind it. Everything it is made of is embedded, so that a running edge reads no file.
+# The edge in plain workerd: `make up-workerd`, and docs/deployment.md. One process, one socket, the Worker directly behind
+# it. All files are embedded, so that a running edge reads none.
 #
 #   workerd serve edge/workerd.capnp --socket-addr http=127.0.0.1:8787 --external-addr core=127.0.0.1:8080
 #
@@ -19,10 +19,10 @@ const config :Workerd.Config = (
   extensions = .extensions,
 );
 
-# What the bindings below are wrapped in.
+# Wrappers of bindings below.
 const extensions :List(Workerd.Extension) = [(modules = [
-  (name = "claimgate:rates", internal = true, esModule = embed "workerd/rates.js"),
-  (name = "claimgate:or", internal = true, esModule = embed "workerd/or.js"),
+  (name = "claimgate:rate-limit", internal = true, esModule = embed "workerd/rate_limit.js"),
+  (name = "claimgate:default-value", internal = true, esModule = embed "workerd/default_value.js"),
 ])];
 
 # The same as wrangler.toml's.
@@ -34,7 +34,7 @@ const edge :Workerd.Worker = (
     (name = "index.js", esModule = embed "build/index.js"),
     (name = "index_bg.wasm", wasm = embed "build/index_bg.wasm"),
   ],
-  # Nothing but core and the page's files is ever asked.
+  # The Worker calls core and the page's files, nothing else.
   globalOutbound = "core",
   bindings = [
     (name = "CORE", service = "core"),
@@ -48,16 +48,16 @@ const edge :Workerd.Worker = (
     (name = "DEMO", fromEnvironment = "DEMO"),
     (name = "RATE_PERIOD_S", fromEnvironment = "RATE_PERIOD_S"),
     (name = "RATE_ON_FAILURE", fromEnvironment = "RATE_ON_FAILURE"),
-    # On Cloudflare a header tells, and nobody else can set it. Here anybody could.
+    # On Cloudflare a header that clients cannot set holds the address. Here any client could set it.
     (name = "CLIENT_ADDRESS", wrapped = (
-      moduleName = "claimgate:or",
+      moduleName = "claimgate:default-value",
       innerBindings = [
         (name = "value", fromEnvironment = "CLIENT_ADDRESS"),
-        (name = "otherwise", text = "peer"),
+        (name = "default", text = "peer"),
       ],
     )),
     (name = "RATE_PER_ADDRESS", wrapped = (
-      moduleName = "claimgate:rates",
+      moduleName = "claimgate:rate-limit",
       innerBindings = [
         (name = "name", text = "RATE_PER_ADDRESS_LIMIT"),
         (name = "limit", fromEnvironment = "RATE_PER_ADDRESS_LIMIT"),
@@ -67,7 +67,7 @@ const edge :Workerd.Worker = (
       ],
     )),
     (name = "RATE_PER_USER", wrapped = (
-      moduleName = "claimgate:rates",
+      moduleName = "claimgate:rate-limit",
       innerBindings = [
         (name = "name", text = "RATE_PER_USER_LIMIT"),
         (name = "limit", fromEnvironment = "RATE_PER_USER_LIMIT"),
@@ -79,7 +79,7 @@ const edge :Workerd.Worker = (
   ],
 );
 
-# The claim page. Every file of edge/assets is listed, by its path; "_headers" is what goes with them.
+# The claim page. Every file of edge/assets is listed, by its path; "_headers" holds their response headers.
 const assets :Workerd.Worker = (
   compatibilityDate = .compatibilityDate,
   modules = [(name = "assets.js", esModule = embed "workerd/assets.js")],

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds a Worker into its folder's build/, edge's unless another folder is named, and says how much would be uploaded.
+# Builds a Worker, edge's unless another crate's directory is given, into its build/, and prints the size of the upload.
 # Also wrangler's build command.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,8 +23,8 @@ use_debian_rust() {
     rustup_sysroot=$(rustc --print sysroot)
     host=$(rustc -vV | sed -n 's/^host: //p')
     mkdir -p "$shims"
-    # worker-build only looks whether the target's folder exists, which says nothing about a std yet to
-    # be built: any folder that exists will do.
+    # worker-build only checks that the target's directory exists, which says nothing about a std that is
+    # still to be built: any existing directory will do.
     cat >"$shims/rustc" <<'SH'
 #!/bin/sh
 case "$*" in *target-libdir*) exec /usr/bin/rustc --print sysroot ;; esac

@@ -11,11 +11,13 @@ cargo fmt --all --check
 # Modules that a macro declares are out of its sight.
 rustfmt --check --edition 2024 lab/src/strategies/*.rs
 
-say shell and JavaScript
+say shell, JavaScript and Lua
 for script in scripts/*.sh .ci/run; do bash -n "$script"; done
 if has shellcheck; then shellcheck -x scripts/*.sh .ci/run; fi
 # As modules whatever they are loaded as: by name alone node would not look inside a module.
 for script in edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
+biome lint --error-on-warnings
+luacheck --quiet lua lab/src/strategies bench/src
 
 say documents
 scripts/check-docs.mjs

@@ -88,6 +88,12 @@ wasm_bindgen_ready() { [ -x "$(wasm_bindgen)" ]; }
 # Not --locked: the lock file published with it does not resolve everywhere.
 wasm_bindgen_get() { cargo_get "$(wasm_bindgen)" wasm-bindgen-cli "$wasm_bindgen_version"; }
 
+lint_packages_ready() { has luacheck; }
+lint_packages_get() {
+    can_apt || { echo "Please install luacheck, the linter for Lua (Debian's package is lua-check)."; return 1; }
+    apt_install lua-check
+}
+
 cargo_deny_ready() { [ -x "$(cargo_deny)" ]; }
 cargo_deny_get() { cargo_get "$(cargo_deny)" cargo-deny "$cargo_deny_version" --locked; }
 
@@ -102,7 +108,7 @@ node_tools_get() {
 # --- the run --------------------------------------------------------------------------------------------
 
 steps=(packages rust worker_build wasm_bindgen node_tools)
-if [ "${1:-}" = --lint ]; then steps+=(cargo_deny); fi
+if [ "${1:-}" = --lint ]; then steps+=(lint_packages cargo_deny); fi
 
 number=0
 for step in "${steps[@]}"; do

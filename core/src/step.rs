@@ -16,7 +16,7 @@ mod scheduled {
     /// What becomes of a task at its step points.
     pub trait Steps: Send + Sync {
         /// The task has come to the point `name`; it goes on once [`Self::may_go`].
-        fn high_water_mark(&self, name: &'static str);
+        fn reached(&self, name: &'static str);
         /// Whether it may go on. Asked at each poll; who changes the answer polls.
         fn may_go(&self) -> bool;
         /// Whether the reply to this step is lost on its way.
@@ -35,7 +35,7 @@ mod scheduled {
     /// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
     pub async fn before(name: &'static str) {
         let Ok(steps) = SCHEDULED.try_with(Arc::clone) else { return };
-        steps.high_water_mark(name);
+        steps.reached(name);
         poll_fn(|_| if steps.may_go() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 

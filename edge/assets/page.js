@@ -4,8 +4,8 @@ const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, CALL_MS_MAX
 const TRIES_MAX = 6, RETRY_MS_MAX = 20000, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
-const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in a state that is not known here, the server decides
-const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win any more
+const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in an unknown state the server decides
+const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win
 
 const $ = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
@@ -87,7 +87,8 @@ async function refresh() {
 }
 
 function useToken(given) {
-	save("token", token = given);
+	token = given;
+	save("token", given);
 	user = "me";
 	try { user = JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub; } catch {}
 	kept = load(`${campaign}:${user}`) ?? { wins: {} };
@@ -103,7 +104,8 @@ async function demoToken() {
 }
 
 function signOut(problem) {
-	save("token", token = null);
+	token = null;
+	save("token", null);
 	outcome = { ...problem, code: "unauthenticated", kind: "denied" };
 }
 
@@ -143,7 +145,7 @@ async function askUntilKnown() {
 			await demoToken();
 			wait = 0;
 		} else if (answer.code === "not_started" && answer.until - now() < SNAPSHOT_MS_MAX) {
-			wait = Math.max(0, answer.until - now()) + 300 * Math.random(); // our clock is a blink ahead
+			wait = Math.max(0, answer.until - now()) + 300 * Math.random(); // our clock is ahead
 		} else return answer;
 		if (!token || tries >= TRIES_MAX || Date.now() + wait > giveUpAt) return answer;
 		render();
@@ -151,7 +153,7 @@ async function askUntilKnown() {
 	}
 }
 
-// A browser sends again by itself when a kept connection is cut; the first copy may have won. Its timing shows it.
+// A browser resends by itself when a kept connection is cut; the first copy may have won. The timing shows it.
 function wasSentTwice() {
 	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
 	return performance.getEntriesByType("resource").some((t) => /claims$/.test(t.name) && lost(t) > RESENT_MS_MIN);
@@ -169,7 +171,8 @@ function fromClaim(claim, replayed) {
 }
 
 function settle(answer) {
-	const { kind, code, claim, remaining } = outcome = answer;
+	outcome = answer;
+	const { kind, code, claim, remaining } = answer;
 	if (kind === "won") {
 		keep({ state: "won", claim, wins: { ...kept.wins, [claim.id]: dayOf(claim.claimed_at) } });
 		if (view && remaining >= 0) view.remaining = remaining;
@@ -245,7 +248,8 @@ function render() {
 
 function renderCampaign(words, state) {
 	const { name, remaining, time_zone, starts_at, limits } = view;
-	show("name", document.title = name);
+	document.title = name;
+	show("name", name);
 	show("remaining", remaining?.toLocaleString(words.tag) ?? words.unlimited);
 	show("remaining-of", remaining == null ? "" : fill(words.left, limits));
 	$("meter").hidden = remaining == null || !limits.total;
@@ -321,7 +325,7 @@ function tick() {
 
 $("claim").onclick = claim;
 $("again").onclick = () => {
-	if (outcome?.kind === "won") keep({ key: null, unknown: false, state: "denied" }); // another one: a key of its own
+	if (outcome?.kind === "won") keep({ key: null, unknown: false, state: "denied" }); // another claim: a new key
 	claim();
 };
 $("copy").onclick = async () => {

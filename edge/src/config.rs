@@ -1,4 +1,4 @@
-//! What an environment sets: variables from wrangler.toml, secrets from the platform. Read once per isolate.
+//! The Worker's settings: variables from wrangler.toml, secrets from the platform. Read once per isolate.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use claimgate_shared::signature::NamedKey;
 use claimgate_shared::user_token::{Algorithm, TokenRules, UserTokens};
 use claimgate_shared::{Code, Problem};
 
-use crate::identity::{Identity, PublicKey};
+use crate::auth::{Authenticator, PublicKey};
 
 const RATE_PERIOD_S: u32 = 10;
 const RATE_PERIOD_S_MAX: u32 = 3_600;
@@ -15,47 +15,50 @@ const RATE_PERIOD_S_MAX: u32 = 3_600;
 /// The Worker's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `CORE_URL`: where core's internal API is, without a slash at the end. Behind a service binding any name will do.
+    /// `CORE_URL`: the origin of core's internal API, without a trailing slash. With a service binding the host is unused.
     pub core_url: String,
-    /// `EDGE_KEY`: what requests to core are signed with.
+    /// `EDGE_KEY`: signs requests to core.
     pub edge_key: NamedKey,
-    /// `USER_JWT_ALG`, `USER_JWT_KEY`, `USER_JWT_ISS`, `USER_JWT_AUD`: how users prove who they are.
-    pub identity: Identity,
-    /// `DEMO`: whether anybody may mint a token for any user. Never outside the local environment.
+    /// `USER_JWT_ALG`, `USER_JWT_KEY`, `USER_JWT_ISS`, `USER_JWT_AUD`: how user tokens are verified.
+    pub authenticator: Authenticator,
+    /// `DEMO`: whether any client may mint a token for any user. Never outside the local environment.
     pub demo: bool,
-    /// `CORS_ORIGINS`: the other origins whose pages may call.
+    /// `CORS_ORIGINS`: other origins whose pages may read responses.
     pub cors_origins: Vec<String>,
-    /// `CLIENT_ADDRESS`: who says where a request comes from.
+    /// `CLIENT_ADDRESS`: the source of the client's address.
     pub client_address: ClientAddress,
-    /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: how the rate limiters are to be taken.
-    pub rates: RateConfig,
+    /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: the rate limiters' period, and what happens when they fail.
+    pub rate_limit: RateConfig,
 }
 
-/// Who says where a request comes from.
+/// The source of the client's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientAddress {
-    /// This header, which what stands in front of the Worker has to set or remove: Cloudflare, or a proxy.
+    /// This header, which Cloudflare or a proxy in front of the Worker has to set or remove.
     Header(String),
-    /// The runtime: it is the other end of the connection.
+    /// The runtime: the address at the other end of the connection.
     Peer,
 }
 
-/// How the rate limiters are to be taken.
+/// The rate limiters' settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateConfig {
-    /// The limiters' period, in seconds: after it, whoever was refused may ask again.
+    /// The limiters' period, in seconds: a refused client may retry after it.
     pub period_s: u32,
-    /// Whether a limiter that fails lets everybody through; core decides every claim all the same.
-    pub is_open: bool,
+    /// Whether a limiter that fails lets every request through; core decides every claim anyway.
+    pub fail_open: bool,
 }
 
 impl RateConfig {
-    /// What a limiter that failed says.
+    /// The result of a limiter that failed.
+    ///
+    /// # Errors
+    /// `overloaded` when the limiters are to fail closed.
     pub fn on_failure(self) -> Result<(), Problem> {
-        if self.is_open {
+        if self.fail_open {
             return Ok(());
         }
-        Err(Problem::new(Code::Overloaded, "nothing was tried: ask again"))
+        Err(Problem::new(Code::Overloaded, "nothing was tried: retry"))
     }
 }
 
@@ -74,25 +77,31 @@ impl ConfigError {
 }
 
 impl Config {
-    /// Reads every setting through `variable`, which knows nothing of those that are unset. With `core_is_bound` a
-    /// service binding leads to core.
+    /// Reads every setting through `variable`, which returns `None` for those that are unset. With `core_is_bound` a service
+    /// binding leads to core, and `CORE_URL` is not read.
+    ///
+    /// # Errors
+    /// Names the first variable that is missing or wrong; never contains a secret's value.
     pub fn read(variable: impl Fn(&str) -> Option<String>, core_is_bound: bool) -> Result<Self, ConfigError> {
         Ok(Self {
             core_url: if core_is_bound { CORE_BOUND.to_owned() } else { core_url(&variable)? },
             edge_key: secret(&variable, "EDGE_KEY")?,
-            identity: identity(&variable)?,
+            authenticator: authenticator(&variable)?,
             demo: demo(&variable)?,
             cors_origins: cors_origins(&variable)?,
             client_address: client_address(&variable)?,
-            rates: RateConfig { period_s: rate_period_s(&variable)?, is_open: rate_is_open(&variable)? },
+            rate_limit: RateConfig {
+                period_s: rate_period_s(&variable)?,
+                fail_open: rate_fail_open(&variable)?,
+            },
         })
     }
 }
 
-/// A request through a binding needs a URL, whose host leads nowhere.
+/// A request through a binding needs a URL too, whose host is unused.
 const CORE_BOUND: &str = "http://core";
 
-fn identity(variable: impl Fn(&str) -> Option<String>) -> Result<Identity, ConfigError> {
+fn authenticator(variable: impl Fn(&str) -> Option<String>) -> Result<Authenticator, ConfigError> {
     const ALGORITHM: &str = "USER_JWT_ALG";
     const KEY: &str = "USER_JWT_KEY";
     let rules =
@@ -102,11 +111,11 @@ fn identity(variable: impl Fn(&str) -> Option<String>) -> Result<Identity, Confi
         Some(text) => text.parse().map_err(|why| ConfigError::new(ALGORITHM, why))?,
     };
     if algorithm == Algorithm::Hs256 {
-        return Ok(Identity::Secret(UserTokens { key: secret(&variable, KEY)?, rules }));
+        return Ok(Authenticator::Secret(UserTokens { key: secret(&variable, KEY)?, rules }));
     }
     let pem = variable(KEY).ok_or_else(|| ConfigError::new(KEY, "is not set"))?;
     let key = PublicKey::from_pem(&pem, algorithm).map_err(|why| ConfigError::new(KEY, why))?;
-    Ok(Identity::Public(key, rules))
+    Ok(Authenticator::PublicKey(key, rules))
 }
 
 fn secret<T: FromStr<Err: Display>>(
@@ -137,7 +146,7 @@ fn core_url(variable: impl Fn(&str) -> Option<String>) -> Result<String, ConfigE
     const NAME: &str = "CORE_URL";
     let text = variable(NAME).ok_or_else(|| ConfigError::new(NAME, "is not set"))?;
     let url = text.strip_suffix('/').unwrap_or(&text);
-    // The signature covers core's own paths, so nothing can be put before them.
+    // The signature covers core's own paths, so no path can be put before them.
     if is_origin(url) {
         Ok(url.to_owned())
     } else {
@@ -158,7 +167,7 @@ fn cors_origins(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<String>
             } else {
                 Err(ConfigError::new(
                     "CORS_ORIGINS",
-                    "must be a comma list of http(s)://host[:port]; no wildcard",
+                    "must be a comma-separated list of http(s)://host[:port]; no wildcard",
                 ))
             }
         })
@@ -188,7 +197,7 @@ fn rate_period_s(variable: impl Fn(&str) -> Option<String>) -> Result<u32, Confi
     }
 }
 
-fn rate_is_open(variable: impl Fn(&str) -> Option<String>) -> Result<bool, ConfigError> {
+fn rate_fail_open(variable: impl Fn(&str) -> Option<String>) -> Result<bool, ConfigError> {
     match variable("RATE_ON_FAILURE").as_deref() {
         None | Some("" | "open") => Ok(true),
         Some("closed") => Ok(false),
@@ -228,14 +237,14 @@ mod tests {
     fn what_is_left_out_has_its_default() {
         let config = read(&[]).unwrap();
         assert_eq!(config.core_url, "http://127.0.0.1:8080");
-        let Identity::Secret(UserTokens { rules, .. }) = config.identity else {
-            panic!("{:?}", config.identity);
+        let Authenticator::Secret(UserTokens { rules, .. }) = config.authenticator else {
+            panic!("{:?}", config.authenticator);
         };
         assert_eq!((rules.issuer.as_str(), rules.audience.as_str()), ("claimgate", "claimgate"));
         assert!(!config.demo);
         assert!(config.cors_origins.is_empty());
         assert_eq!(config.client_address, ClientAddress::Header("CF-Connecting-IP".to_owned()));
-        assert_eq!(config.rates, RateConfig { period_s: 10, is_open: true });
+        assert_eq!(config.rate_limit, RateConfig { period_s: 10, fail_open: true });
     }
 
     #[test]
@@ -250,9 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn a_limiter_that_fails_is_open_unless_it_is_to_be_closed() {
-        assert_eq!(read(&[]).unwrap().rates.on_failure(), Ok(()));
-        let closed = read(&[("RATE_ON_FAILURE", "closed"), ("RATE_PERIOD_S", "60")]).unwrap().rates;
+    fn limiters_fail_open_unless_they_are_to_fail_closed() {
+        assert_eq!(read(&[]).unwrap().rate_limit.on_failure(), Ok(()));
+        let closed = read(&[("RATE_ON_FAILURE", "closed"), ("RATE_PERIOD_S", "60")]).unwrap().rate_limit;
         assert_eq!(closed.period_s, 60);
         assert_eq!(closed.on_failure().unwrap_err().code, Code::Overloaded);
     }

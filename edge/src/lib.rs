@@ -1,24 +1,23 @@
 //! claimgate's edge: a Cloudflare Worker between browsers and core.
 //!
-//! It refuses what core would refuse for certain, signs and forwards the rest, and never says "won" by itself.
-//! `routes`, `gate`, `breaker` and the memory in `campaigns` decide, and are tested natively; `calls`, `origin` and `rates`
-//! talk to the runtime.
+//! It refuses what core would certainly refuse, signs and forwards the rest, and never grants by itself. `router`,
+//! `admission`, `circuit_breaker` and the campaign cache's `store` and `snapshot` decide, and are tested natively;
+//! `handlers`, `core_client` and `rate_limit` talk to the runtime.
 
-pub mod breaker;
-pub mod calls;
-pub mod campaigns;
+pub mod admission;
+pub mod auth;
+pub mod campaign_cache;
 pub mod clock;
 pub mod config;
-pub mod eager;
-pub mod gate;
-pub mod identity;
-pub mod incoming;
-pub mod origin;
-pub mod rates;
-pub mod reply;
+pub mod core_client;
+pub mod cors;
+pub mod handlers;
+pub mod rate_limit;
+pub mod request;
 pub mod request_id;
-pub mod routes;
-pub mod view;
+pub mod response;
+pub mod router;
+pub mod sync_response;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -26,110 +25,115 @@ use std::rc::Rc;
 use claimgate_shared::{Code, Problem};
 use wasm_bindgen::prelude::wasm_bindgen;
 use wasm_bindgen::{JsCast as _, JsValue};
-use web_sys::{Request, Response};
 use worker::js_sys::Reflect;
 use worker::{Context, Env, Fetcher, worker_sys};
 
-use crate::calls::Call;
 use crate::config::{Config, ConfigError};
-use crate::incoming::Incoming;
-use crate::origin::Origin;
-use crate::reply::{Cors, Reply};
-use crate::routes::Route;
+use crate::core_client::CoreClient;
+use crate::cors::Cors;
+use crate::handlers::Handler;
+use crate::request::Request;
+use crate::response::Response;
+use crate::router::Route;
 
 thread_local! {
     // An isolate's environment never changes.
     static CONFIG: OnceCell<Result<Rc<Config>, ConfigError>> = const { OnceCell::new() };
 }
 
-/// Answers a request that the assets have not answered. Not worker's `event(fetch)`, which makes a promise of every answer.
+/// The Worker's entry: answers a request for which Cloudflare has found no asset. Not worker's `event(fetch)`, which makes a
+/// promise of every response.
+///
+/// # Errors
+/// The runtime's error when not even a problem can be returned.
 #[wasm_bindgen]
-pub fn fetch(raw: Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
-    // The answer takes the context along, and is itself kept by it.
-    let kept_by: worker_sys::Context = JsValue::clone(context.as_ref()).unchecked_into();
-    eager::eagerly(&kept_by, async move {
-        let request = Incoming::new(raw);
-        let response = match files(&request, &env) {
-            Some(files) => file(&files, &request).await,
-            None => answer(&request, &env, &Context::new(context)).await.into_response(),
+pub fn fetch(raw: web_sys::Request, env: Env, context: worker_sys::Context) -> Result<JsValue, JsValue> {
+    // The future owns the context, and is itself registered with it.
+    let registered_with: worker_sys::Context = JsValue::clone(context.as_ref()).unchecked_into();
+    sync_response::respond(&registered_with, async move {
+        let request = Request::new(raw);
+        let response = match assets(&request, &env) {
+            Some(assets) => asset(&assets, &request).await,
+            None => answer(&request, &env, &Context::new(context)).await.into_raw(),
         };
-        Ok(response.or_else(|error| broken(&error))?.into())
+        Ok(response.or_else(|error| internal_error(&error))?.into())
     })
 }
 
-/// The answer when the runtime made none.
-fn broken(error: &JsValue) -> Result<Response, JsValue> {
+/// The response when the runtime could make none.
+fn internal_error(error: &JsValue) -> Result<web_sys::Response, JsValue> {
     let request_id = request_id::next();
-    worker::console_error!("{request_id} no answer could be made: {error:?}");
-    let problem = Problem::new(Code::Unavailable, "the answer could not be made");
-    Reply::problem(problem, &request_id).finish(&request_id, &Cors::default()).into_response()
+    worker::console_error!("{request_id} no response could be made: {error:?}");
+    let problem = Problem::new(Code::Unavailable, "the response could not be made");
+    Response::problem(problem, &request_id).finish(&request_id).into_raw()
 }
 
-async fn answer(request: &Incoming, env: &Env, context: &Context) -> Reply {
+async fn answer(request: &Request, env: &Env, context: &Context) -> Response {
     let request_id = request_id::next();
     let config = config(env);
     let allowed = config.as_ref().map_or(&[][..], |config| &config.cors_origins);
     let origin = (!allowed.is_empty()).then(|| request.header("origin")).flatten();
     let cors = Cors { allowed, origin: origin.as_deref() };
-    let reply = match route(request, env, context, &config, &cors, &request_id).await {
-        Ok(reply) => reply,
-        Err(problem) => Reply::problem(problem, &request_id),
+    let response = match route(request, env, context, &config, &cors, &request_id).await {
+        Ok(response) => response,
+        Err(problem) => Response::problem(problem, &request_id),
     };
-    reply.finish(&request_id, &cors)
+    cors.apply(response.finish(&request_id))
 }
 
-/// Who has the page's files, for a request that is no call. Cloudflare answers those before it calls the Worker.
-fn files(request: &Incoming, env: &Env) -> Option<Fetcher> {
-    let is_call = Route::of(&request.path).is_some();
+/// The binding that has the page's files, for a read of a path that is not a route. Cloudflare answers those before it calls
+/// the Worker.
+fn assets(request: &Request, env: &Env) -> Option<Fetcher> {
+    let is_route = Route::of(&request.path).is_some();
     let is_read = matches!(request.method.as_str(), "GET" | "HEAD");
-    (is_read && !is_call).then(|| env.service("ASSETS").ok()).flatten()
+    (is_read && !is_route).then(|| env.service("ASSETS").ok()).flatten()
 }
 
-async fn file(files: &Fetcher, request: &Incoming) -> Result<Response, JsValue> {
-    Ok(files.fetch_request(request.raw().clone()?).await?.into())
+async fn asset(assets: &Fetcher, request: &Request) -> Result<web_sys::Response, JsValue> {
+    Ok(assets.fetch_request(request.raw().clone()?).await?.into())
 }
 
 async fn route(
-    request: &Incoming,
+    request: &Request,
     env: &Env,
     context: &Context,
     config: &Result<Rc<Config>, Problem>,
     cors: &Cors<'_>,
     request_id: &str,
-) -> Result<Reply, Problem> {
+) -> Result<Response, Problem> {
     let demo = config.as_ref().is_ok_and(|config| config.demo);
     let Some(route) = Route::of(&request.path).filter(|route| demo || *route != Route::DemoToken) else {
-        return Err(Problem::new(Code::NotFound, "there is nothing here"));
+        return Err(Problem::new(Code::NotFound, "no such path"));
     };
     if request.method == "OPTIONS"
-        && let Some(reply) = cors.preflight(route.methods())
+        && let Some(response) = cors.preflight(route.methods())
     {
-        return Ok(reply);
+        return Ok(response);
     }
     if !route.allows(&request.method) {
         let problem = Problem::new(Code::MethodNotAllowed, format!("allowed: {}", route.methods()));
-        return Ok(Reply::problem(problem, request_id).with("allow", route.methods()));
+        return Ok(Response::problem(problem, request_id).with("allow", route.methods()));
     }
-    let call = || {
+    let handler = || {
         let config = config.clone()?;
-        Ok(Call::new(request, env, context, config, request_id))
+        Ok(Handler::new(request, env, context, config, request_id))
     };
     match route {
-        Route::Live => Ok(calls::live()),
-        Route::Campaign(id) => call()?.campaign(id).await,
-        Route::Claims(campaign) => call()?.claim(campaign).await,
-        Route::Claim(id) => call()?.own_claim(id).await,
-        Route::DemoToken => call()?.demo_token().await,
+        Route::Live => Ok(handlers::live()),
+        Route::Campaign(id) => handler()?.campaign(id).await,
+        Route::Claims(campaign) => handler()?.claim(campaign).await,
+        Route::Claim(id) => handler()?.own_claim(id).await,
+        Route::DemoToken => handler()?.demo_token().await,
     }
 }
 
-/// The Worker's settings. What is wrong with them is for the log: clients learn that it does not work.
+/// The Worker's settings. What is wrong with them is logged; clients learn only that the edge does not work.
 fn config(env: &Env) -> Result<Rc<Config>, Problem> {
-    // Not `env.var()`: a variable that workerd knows without a value is null, on which that traps.
+    // Not `env.var()`, which traps on null: that is a variable whose name workerd knows and whose value is unset.
     let variable = |name: &str| Reflect::get(env, &name.into()).ok()?.as_string();
-    let read = || Config::read(variable, env.service(Origin::BINDING).is_ok()).map(Rc::new);
+    let read = || Config::read(variable, env.service(CoreClient::BINDING).is_ok()).map(Rc::new);
     CONFIG.with(|config| config.get_or_init(read).clone()).map_err(|error| {
         worker::console_error!("configuration: {error}");
-        Problem::new(Code::Unavailable, "the edge is not set up")
+        Problem::new(Code::Unavailable, "the edge is not configured")
     })
 }

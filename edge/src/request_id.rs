@@ -1,4 +1,5 @@
-//! A name for every request, made here, that core logs and problems carry.
+//! Request ids: one per request, drawn here, sent to core and returned to the client, so that logs and problems of both name
+//! the same request.
 
 use std::cell::Cell;
 
@@ -9,19 +10,20 @@ thread_local! {
     static LAST: Cell<Option<u128>> = const { Cell::new(None) };
 }
 
-/// 22 characters. Drawn once for this isolate, and counted on from: an id has to be told from others, not to be secret.
+/// The next id, 22 characters of base64url. The first one of an isolate is random, the others count on from it: ids have to
+/// differ, not to be secret.
 pub fn next() -> String {
     let id = match LAST.get() {
         Some(last) => last.wrapping_add(1),
-        None => drawn(),
+        None => random(),
     };
     LAST.set(Some(id));
     URL_SAFE_NO_PAD.encode(id.to_be_bytes())
 }
 
-fn drawn() -> u128 {
+fn random() -> u128 {
     let mut bytes = [0; 16];
-    // Without randomness ids of two isolates could be the same: bad for reading logs, for nothing else.
+    // Without randomness ids of two isolates could be equal, which makes logs harder to read and has no other effect.
     let _ = getrandom::fill(&mut bytes);
     u128::from_be_bytes(bytes)
 }

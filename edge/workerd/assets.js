@@ -1,5 +1,5 @@
-// The claim page's files, as Cloudflare would serve them, for a workerd of one's own. Each is a binding that has the
-// file's path for its name (edge/workerd.capnp); "_headers" says, as it does on Cloudflare, what goes with which path.
+// Serves the claim page's files as Cloudflare would, for plain workerd. Each file is a binding named by its path
+// (edge/workerd.capnp); "_headers" lists, as it does on Cloudflare, the response headers by path.
 
 const types = {
     html: "text/html; charset=utf-8",
@@ -8,7 +8,7 @@ const types = {
     svg: "image/svg+xml",
 };
 
-// A binding that is no file of the page has a name without a slash.
+// Bindings that are not the page's files have names without a slash.
 const isFile = (env, path) => path.startsWith("/") && Object.hasOwn(env, path);
 
 function parseHeaders(text) {
@@ -24,7 +24,7 @@ function parseHeaders(text) {
 const matches = (rule, path) =>
     rule.path.endsWith("*") ? path.startsWith(rule.path.slice(0, -1)) : path === rule.path;
 
-// Read once: what is embedded never changes.
+// Parsed once: embedded text never changes.
 let rules;
 function headersFor(env, path) {
     rules ??= parseHeaders(env._headers);
@@ -43,17 +43,17 @@ async function etagOf(path, text) {
     return etags.get(path);
 }
 
-const names = (header, etag) =>
-    header !== null && header.split(",").some((one) => one.trim() === "*" || one.trim().replace(/^W\//, "") === etag);
+const etagMatches = (header, etag) =>
+    header?.split(",").some((one) => one.trim() === "*" || one.trim().replace(/^W\//, "") === etag);
 
-// As the Worker itself says it.
+// The same problem as the Worker's.
 function notFound(request, env, path) {
     const id = base64url(crypto.getRandomValues(new Uint8Array(16)));
     const problem = {
         type: "/problems/not-found",
         title: "Not found",
         status: 404,
-        detail: "there is nothing here",
+        detail: "no such path",
         code: "not_found",
         instance: id,
     };
@@ -73,7 +73,7 @@ export default {
         const etag = await etagOf(file, env[file]);
         headers.set("ETag", etag);
         headers.set("Cache-Control", "public, max-age=0, must-revalidate");
-        if (names(request.headers.get("If-None-Match"), etag)) return new Response(null, { status: 304, headers });
+        if (etagMatches(request.headers.get("If-None-Match"), etag)) return new Response(null, { status: 304, headers });
         headers.set("Content-Type", types[file.split(".").at(-1)] ?? "application/octet-stream");
         return new Response(request.method === "HEAD" ? null : env[file], { headers });
     },

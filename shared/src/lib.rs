@@ -6,6 +6,7 @@
 pub mod campaign;
 pub mod claim;
 pub mod denial;
+pub mod http;
 pub mod ids;
 pub mod problem;
 pub mod signature;

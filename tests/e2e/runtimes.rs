@@ -91,7 +91,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn the_modules_of_plain_workerd_pass_their_own_tests() {
     let tested = Command::new(tool("node"))
-        .args(["--test", "edge/workerd/rates.test.js"])
+        .args(["--test", "edge/workerd/rate_limit.test.js"])
         .current_dir(root())
         .stdin(Stdio::null())
         .output()

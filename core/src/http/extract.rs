@@ -11,7 +11,7 @@ use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
 use axum::http::{HeaderValue, StatusCode, Uri, request};
 use axum::response::IntoResponse as _;
 use claimgate_shared::signature::SignedParts;
-use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem};
+use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, http};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
 
@@ -22,8 +22,6 @@ use crate::credentials::Caller;
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
 
-/// The largest request body, in bytes.
-const BODY_BYTES_MAX: usize = 4096;
 /// How long a body may take to come in.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -179,17 +177,13 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> ApiResult {
         tracing::error!(%error, "cannot write an answer");
         Problem::new(Code::Unavailable, "the answer could not be written")
     })?;
-    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static(http::JSON))], body).into_response())
 }
 
 /// A request read whole: its head, and its JSON body.
 async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem> {
     let (parts, body) = request.into_parts();
-    let is_json =
-        parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).is_some_and(|value| {
-            value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
-        });
-    if !is_json {
+    if !http::is_json(parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())) {
         return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
     }
     if parts.headers.contains_key(CONTENT_ENCODING) {
@@ -199,12 +193,12 @@ async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem>
     if parts.headers.contains_key(TRANSFER_ENCODING) {
         return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
     }
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect())
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, http::BODY_BYTES_MAX).collect())
         .await
         .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?
         .map_err(|error| {
             if error.is::<LengthLimitError>() {
-                Problem::new(Code::PayloadTooLarge, "the body must be at most 4096 bytes")
+                http::body_too_large()
             } else {
                 Problem::invalid("body", "broke off")
             }

@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::problem::PROBLEM_JSON;
-use claimgate_shared::{Code, Problem, UserId};
+use claimgate_shared::{Code, Problem, UserId, http};
 use tokio::sync::Semaphore;
 
 use super::error::{ApiError, ApiResult};
@@ -26,7 +26,7 @@ use super::state::AppState;
 /// a whole campaign, and claims, which have less.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Carries the request's id, in and out.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static(http::REQUEST_ID_HEADER);
 
 /// Gives the request its id, and writes out its answer: a problem's body, the headers that every answer carries.
 pub async fn finish(request: Request, next: Next) -> Response {

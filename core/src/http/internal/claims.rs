@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use claimgate_shared::claim::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{ClaimId, ClaimReply, Outcome};
+use claimgate_shared::{ClaimId, ClaimReply, Outcome, http};
 
 use crate::clock;
 use crate::http::error::{ApiResult, no_such_claim, unknown_outcome};
@@ -15,7 +15,7 @@ use crate::http::state::AppState;
 
 /// The longest a caller waits for a decision; the edge gives core 2 s in all.
 const DECISION_TIMEOUT: Duration = Duration::from_millis(1500);
-const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
 
 /// Decides a claim.
 #[utoipa::path(
@@ -42,7 +42,7 @@ pub async fn claim(State(state): State<AppState>, call: ClaimCall) -> ApiResult 
         Outcome::Granted(claim) | Outcome::Held(claim) => json(StatusCode::CREATED, &reply(claim)),
         Outcome::Replayed(claim) => {
             let mut response = json(StatusCode::OK, &reply(claim))?;
-            response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
+            response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));
             Ok(response)
         }
         Outcome::Denied(denial) => Err(denial.problem(version, clock::now()).into()),

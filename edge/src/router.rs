@@ -1,6 +1,6 @@
-//! Every call the Worker answers. The claim page is not among them: it is served as assets.
+//! Every route of the Worker. The claim page is not among them: it is served as assets.
 
-/// A call, by its path; the ids are still raw text.
+/// A route, by its path; ids are raw text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route<'a> {
     /// `/livez`
@@ -11,12 +11,12 @@ pub enum Route<'a> {
     Claims(&'a str),
     /// `/v1/claims/{claim_id}`
     Claim(&'a str),
-    /// `/demo/token`, which only exists where `DEMO` is set
+    /// `/demo/token`, which exists only where `DEMO` is set
     DemoToken,
 }
 
 impl<'a> Route<'a> {
-    /// The call that `path` names, if any. Nothing is decoded: no id needs it.
+    /// The route of `path`, if any. Nothing is decoded: no id has characters that need it.
     pub fn of(path: &'a str) -> Option<Self> {
         match path {
             "/livez" => return Some(Self::Live),
@@ -34,7 +34,7 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// The value of `Allow`.
+    /// The methods of the route, as `Allow` lists them.
     pub fn methods(self) -> &'static str {
         match self {
             Self::Live | Self::Campaign(_) | Self::Claim(_) => "GET, HEAD",
@@ -42,7 +42,7 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// Whether `method` is one of [`Self::methods`].
+    /// Whether `method` is one of [`methods`](Self::methods); its case matters.
     pub fn allows(self, method: &str) -> bool {
         self.methods().split(", ").any(|allowed| allowed == method)
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_call_has_one_path() {
+    fn every_route_has_one_path() {
         for (path, route) in [
             ("/livez", Some(Route::Live)),
             ("/demo/token", Some(Route::DemoToken)),

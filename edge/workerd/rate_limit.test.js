@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import bound, { Ratelimit } from "./rates.js";
+import bound, { Ratelimit } from "./rate_limit.js";
 
 const PERIOD_S = 10;
 
@@ -40,7 +40,7 @@ test("it fills evenly, and a refusal takes nothing", async () => {
     assert.equal(await pass("a", 100), 10);
 });
 
-test("who waits as long as Retry-After says has the whole bucket again, and who waits longer has no more", async () => {
+test("after the time that Retry-After says the bucket is full again, and a longer wait adds no more", async () => {
     for (const wait_s of [PERIOD_S, 1.5 * PERIOD_S, 5 * PERIOD_S]) {
         const { clock, pass } = limiter(20);
         await pass("a", 21);
@@ -49,14 +49,14 @@ test("who waits as long as Retry-After says has the whole bucket again, and who 
     }
 });
 
-test("over many periods it is the limit in each, and no bucket is forgotten before it is full", async () => {
+test("over many periods it is the limit in each, and no bucket is evicted before it is full", async () => {
     const { clock, pass } = limiter(20);
     let passed = 0;
     for (let ms = 0; ms < 100_000; ms += 100, clock.now += 100) passed += await pass("a", 1);
     assert.ok(passed >= 219 && passed <= 220, `${passed}`);
 });
 
-test("full buckets are forgotten", async () => {
+test("full buckets are evicted", async () => {
     const { made, clock, pass } = limiter(20);
     for (let n = 0; n < 100; n++) await pass(`k${n}`, 1);
     assert.equal(made.size, 100);
@@ -67,7 +67,7 @@ test("full buckets are forgotten", async () => {
     assert.ok(made.size <= 2, `${made.size}`);
 });
 
-test("memory is bounded, and who keeps asking is not forgotten for it", async () => {
+test("memory is bounded, and a key that keeps asking stays refused", async () => {
     const { made, pass } = limiter(20, 100);
     assert.equal(await pass("hasty", 21), 20);
     for (let n = 0; n < 10_000; n++) {
@@ -86,7 +86,7 @@ test("a clock that is set back refuses for a period at most", async () => {
     assert.equal(await pass("a", 100), 20);
 });
 
-test("a limit of 0 is none, and what is unset has its default", async () => {
+test("a limit of 0 is no limit, and an unset variable has its default", async () => {
     assert.equal(await limiter(0).pass("a", 1000), 1000);
     const made = bound({ name: "L", limit: null, limitDefault: "3", period: "", periodDefault: "10" });
     const passed = [];
@@ -94,7 +94,7 @@ test("a limit of 0 is none, and what is unset has its default", async () => {
     assert.deepEqual(passed, [true, true, true, false]);
 });
 
-test("a wrong value is no limit that would be noticed later: it names its variable", () => {
+test("a wrong value is refused at once, by the name of its variable", () => {
     const defaults = { name: "RATE_PER_USER_LIMIT", limitDefault: "3", periodDefault: "10" };
     for (const limit of ["-1", "x", "1.5", "1e3", "9999999", " "]) {
         assert.throws(() => bound({ ...defaults, limit }), /^Error: RATE_PER_USER_LIMIT must be/);

@@ -1,4 +1,4 @@
-//! How often one user and one address may ask: counted by the platform's rate limiters.
+//! Rate limits per user and per address, counted by the platform's rate limiters.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -11,55 +11,61 @@ use crate::config::RateConfig;
 const PER_USER: &str = "RATE_PER_USER";
 const PER_ADDRESS: &str = "RATE_PER_ADDRESS";
 
-/// What is counted apart.
+/// What a limit applies to; each scope has counts of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counted {
-    /// Claims made.
+pub enum LimitScope {
+    /// Requests to claim.
     Claims,
-    /// Claims looked up.
-    LookUps,
-    /// Campaigns asked of core.
+    /// Reads of a claim.
+    Lookups,
+    /// Views of campaigns that are not cached.
     Campaigns,
 }
 
-impl Counted {
+impl LimitScope {
     fn key(self, who: &str) -> String {
         let what = match self {
             Self::Claims => "claims",
-            Self::LookUps => "look-ups",
+            Self::Lookups => "look-ups",
             Self::Campaigns => "campaigns",
         };
         format!("{what}:{who}")
     }
 }
 
-/// The environment's limiters.
+/// The rate limiters of an environment.
 #[derive(Debug)]
-pub struct Rates<'a> {
-    /// Where they are bound.
+pub struct RateLimiter<'a> {
+    /// The environment that binds them.
     pub env: &'a Env,
-    /// How they are to be taken.
+    /// Their period, and what happens when they fail.
     pub config: &'a RateConfig,
 }
 
-impl Rates<'_> {
-    /// Refuses an address that asks too often. All whose address cannot be told are counted as one: everybody has one,
-    /// unless the setting is wrong or somebody hides it.
-    pub async fn check_address(&self, counted: Counted, address: Option<IpAddr>) -> Result<(), Problem> {
+impl RateLimiter<'_> {
+    /// Counts a request of `address` in `scope`. All requests without an address share one count: every client has one,
+    /// unless `CLIENT_ADDRESS` is wrong or a proxy hides it.
+    ///
+    /// # Errors
+    /// `rate_limited` over the limit; `overloaded` when the limiter fails and is configured to fail closed.
+    pub async fn check_address(&self, scope: LimitScope, address: Option<IpAddr>) -> Result<(), Problem> {
         let who = address.map_or_else(|| "unknown".to_owned(), network);
-        self.check(PER_ADDRESS, counted.key(&who)).await
+        self.check(PER_ADDRESS, scope.key(&who)).await
     }
 
-    /// Refuses a user who asks too often.
-    pub async fn check_user(&self, counted: Counted, user: &UserId) -> Result<(), Problem> {
-        self.check(PER_USER, counted.key(user.as_str())).await
+    /// Counts a request of `user` in `scope`.
+    ///
+    /// # Errors
+    /// As [`check_address`](Self::check_address).
+    pub async fn check_user(&self, scope: LimitScope, user: &UserId) -> Result<(), Problem> {
+        self.check(PER_USER, scope.key(user.as_str())).await
     }
 
     async fn check(&self, limiter: &str, key: String) -> Result<(), Problem> {
         match self.is_within(limiter, key).await {
             Ok(true) => Ok(()),
             Ok(false) => {
-                let problem = Problem::new(Code::RateLimited, "too many requests: wait, then ask again");
+                let problem = Problem::new(Code::RateLimited, "too many requests: wait, then retry");
                 Err(Problem { retry_after_s: Some(self.config.period_s), ..problem })
             }
             Err(error) => {
@@ -78,8 +84,8 @@ impl Rates<'_> {
     }
 }
 
-/// The client's address as Cloudflare's header gives it, or workerd, which tells its port, too. Of a list the last, which
-/// the nearest proxy has written: whoever asks may have written the others.
+/// The client's address in `text`: what Cloudflare's header holds, or what workerd gives, with a port. Of a list it is the
+/// last, which the nearest proxy has appended: the client may have sent the others. `None` when it is not an address.
 pub fn parse_address(text: Option<&str>) -> Option<IpAddr> {
     let text = text?.rsplit(',').next()?.trim();
     let peer = text.parse::<SocketAddr>().map(|peer| peer.ip());
@@ -87,7 +93,7 @@ pub fn parse_address(text: Option<&str>) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Who is counted as one: an IPv4 address, or the /64 of an IPv6 one, which a single household has to itself.
+/// What is counted as one client: an IPv4 address, or the /64 of an IPv6 one, which is what a household gets.
 fn network(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) => address.to_string(),

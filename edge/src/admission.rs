@@ -1,9 +1,10 @@
-//! The early decision, step by step and cheapest first: shape of the head → what is known of the campaign → shape of
-//! the body → who asks. (How often is counted by `rates`.) It never says "won": a refusal here only saves core a call.
+//! Admission: what the edge refuses by itself, cheapest check first: the head's shape → the cached campaign → the body's
+//! shape. (The token is checked by `auth`, rates by `rate_limit`.) It never grants: a refusal here only saves core a call.
 //!
 //! Nothing here does I/O or reads a clock.
 
 use claimgate_shared::claim::AskedQuantity;
+use claimgate_shared::http::{self, BODY_BYTES_MAX};
 use claimgate_shared::problem::parse_json;
 use claimgate_shared::window::Position;
 use claimgate_shared::{
@@ -12,13 +13,10 @@ use claimgate_shared::{
 };
 use serde::Deserialize;
 
-use crate::campaigns::{Memory, Snapshot};
-use crate::view::State;
+use crate::campaign_cache::snapshot::{Snapshot, State};
+use crate::campaign_cache::store::Lookup;
 
-/// The longest request body, in bytes.
-pub const BODY_BYTES_MAX: usize = 4096;
-
-/// The headers that say what a body is.
+/// The headers that describe a body.
 #[derive(Debug, Clone, Default)]
 pub struct BodyHeaders {
     /// `Content-Type`
@@ -30,32 +28,33 @@ pub struct BodyHeaders {
 }
 
 impl BodyHeaders {
-    /// Refuses a body that is not to be read: no JSON, compressed, too long, or of no known length.
+    /// Refuses a body that must not be read.
+    ///
+    /// # Errors
+    /// `unsupported_media_type` when it is not JSON or compressed, `payload_too_large` above [`BODY_BYTES_MAX`],
+    /// `invalid_request` without a length.
     pub fn check(&self) -> Result<(), Problem> {
-        let media_type = self.content_type.as_deref().unwrap_or_default().split(';').next();
-        if !media_type.is_some_and(|media| media.trim().eq_ignore_ascii_case("application/json")) {
+        if !http::is_json(self.content_type.as_deref()) {
             return Err(Problem::new(Code::UnsupportedMediaType, "the body must be application/json"));
         }
         let encoding = self.content_encoding.as_deref().unwrap_or_default().trim();
         if !(encoding.is_empty() || encoding.eq_ignore_ascii_case("identity")) {
             return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
         }
-        // A runtime takes this header away where `Transfer-Encoding` says otherwise: of two lengths none is believed, and
-        // a body without end is not begun.
+        // A runtime removes this header when there is a `Transfer-Encoding`: with two lengths none is trusted, and a body
+        // without a known end is not read.
         match self.content_length.as_deref().map(str::parse::<usize>) {
             Some(Ok(length)) if length <= BODY_BYTES_MAX => Ok(()),
-            Some(Ok(_)) => Err(too_large()),
+            Some(Ok(_)) => Err(http::body_too_large()),
             _ => Err(Problem::invalid("body", "needs a Content-Length")),
         }
     }
 }
 
-fn too_large() -> Problem {
-    let detail = format!("the body must be at most {BODY_BYTES_MAX} bytes");
-    Problem::new(Code::PayloadTooLarge, detail)
-}
-
-/// The id in a campaign's path. One that could not be an id is one that does not exist.
+/// The id in a campaign's path.
+///
+/// # Errors
+/// `campaign_not_found`, also for a text that cannot be an id: such a campaign does not exist.
 pub fn campaign_id(text: &str) -> Result<CampaignId, Problem> {
     text.parse().map_err(|_| campaign_not_found())
 }
@@ -75,45 +74,51 @@ pub struct ClaimHead {
 
 impl ClaimHead {
     /// Reads the path's campaign and the headers `Idempotency-Key` and `Claimgate-Attempt`.
+    ///
+    /// # Errors
+    /// `campaign_not_found` or `invalid_request`, when the id or the key is malformed.
     pub fn parse(campaign: &str, key: Option<&str>, attempt: Option<&str>) -> Result<Self, Problem> {
-        // A header sent twice arrives joined by ", ", which is no key either.
+        // A header sent twice arrives joined by ", ", which is not a key either.
         let key: Option<IdempotencyKey> =
             key.map(str::parse).transpose().map_err(|why| Problem::invalid("Idempotency-Key", why))?;
         Ok(Self {
             campaign: campaign_id(campaign)?,
-            // To a claim without one the edge gives a key that nobody has had before.
+            // A claim without a key gets a new one from the edge, so it cannot be a retry.
             attempt: if key.is_none() { Attempt::First } else { Attempt::of_header(attempt) },
             key,
         })
     }
 
-    /// What is claimed from.
+    /// The campaign to claim from.
     pub fn campaign(&self) -> &CampaignId {
         &self.campaign
     }
 
-    /// Whether this can be a retry.
+    /// Whether this is certainly a first attempt.
     pub fn attempt(&self) -> Attempt {
         self.attempt
     }
 
-    /// Refuses what core would refuse for certain, by what is remembered of the campaign. A retry may meet a claim that
-    /// was granted, and only core knows.
-    pub fn check_known(&self, memory: &Memory, now: Timestamp) -> Result<(), Problem> {
+    /// Refuses what core would certainly refuse at `now`, by what the cache has of the campaign. A retry always passes: its
+    /// claim may have been granted, which only core knows.
+    ///
+    /// # Errors
+    /// The problem that core would answer.
+    pub fn check_cached(&self, cached: &Lookup, now: Timestamp) -> Result<(), Problem> {
         if self.attempt == Attempt::Unknown {
             return Ok(());
         }
-        match memory {
-            Memory::Nothing => Ok(()),
-            Memory::Unknown => Err(campaign_not_found()),
-            Memory::Snapshot(snapshot) => match denial(snapshot, now) {
+        match cached {
+            Lookup::Miss => Ok(()),
+            Lookup::NotFound => Err(campaign_not_found()),
+            Lookup::Hit(snapshot) => match denial(snapshot, now) {
                 Some(denial) => Err(denial.problem(snapshot.view().version, snapshot.server_time(now))),
                 None => Ok(()),
             },
         }
     }
 
-    /// The claim to be sent to core. `new_key` is for a browser that gave none.
+    /// The claim to send to core. `new_key` is used when the browser sent none.
     pub fn into_request(self, user: UserId, quantity: Quantity, new_key: IdempotencyKey) -> ClaimRequest {
         ClaimRequest {
             campaign_id: self.campaign,
@@ -124,10 +129,10 @@ impl ClaimHead {
     }
 }
 
-/// The denial that core's rules are sure to give at `now`: by hand first, then the window, then the stock.
+/// The denial that core's rules certainly give at `now`: an admin's pause or end first, then the window, then the units left.
 fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
     let view = snapshot.view();
-    // What holds in a state that is not known here only core can tell.
+    // What a state unknown to this edge means, only core can tell.
     let State::Known(state) = view.state else { return None };
     let position = snapshot.position(now);
     let ends_at = view.window.ends_at();
@@ -136,7 +141,7 @@ fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
         (_, Some(Position::After)) => Some(Denial::Ended { ends_at }),
         (CampaignState::Ended, _) => Some(Denial::Ended { ends_at: None }),
         (_, Some(Position::Before)) => Some(Denial::NotStarted { starts_at: view.window.starts_at() }),
-        // A return puts units back at any time, so this is believed for less long than the window.
+        // A return can free units at any time, so this is trusted for less long than the window.
         (_, Some(Position::Inside)) if snapshot.is_sold_out(now) => Some(Denial::SoldOut { remaining: 0 }),
         _ => None,
     }
@@ -149,7 +154,10 @@ struct ClaimBody {
     quantity: AskedQuantity,
 }
 
-/// The units that a claim's body asks for: `{}` is one.
+/// The units that a claim's body requests: `{}` requests 1.
+///
+/// # Errors
+/// `invalid_request` naming the member, or `quantity_out_of_range`.
 pub fn parse_claim_body(body: &[u8]) -> Result<Quantity, Problem> {
     let ClaimBody { quantity } = parse_json(body)?;
     quantity.check()
@@ -161,37 +169,23 @@ struct DemoBody {
     user_id: UserId,
 }
 
-/// The user for whom a demo token is asked.
+/// The user for whom a demo token is requested.
+///
+/// # Errors
+/// `invalid_request` naming the member.
 pub fn parse_demo_body(body: &[u8]) -> Result<UserId, Problem> {
     parse_json(body).map(|DemoBody { user_id }| user_id)
 }
 
-/// The token in an `Authorization` header.
-pub fn bearer(authorization: Option<&str>) -> Result<&str, Problem> {
-    let (scheme, token) = authorization.and_then(|text| text.split_once(' ')).ok_or_else(unauthenticated)?;
-    if !scheme.eq_ignore_ascii_case("bearer") {
-        return Err(unauthenticated());
-    }
-    Ok(token.trim())
-}
-
-/// The refusal of whoever has not proved who they are. Why not is nobody's business but the log's.
-pub fn unauthenticated() -> Problem {
-    Problem::new(Code::Unauthenticated, "a valid bearer token is needed")
-}
-
-/// The claim that `text` names, if it is `user`'s: another's is answered like one that does not exist.
+/// The claim id in `text`, if the claim is `user`'s.
+///
+/// # Errors
+/// `claim_not_found`, the same for a malformed id and for another user's.
 pub fn own_claim(text: &str, user: &UserId) -> Result<ClaimId, Problem> {
     text.parse()
         .ok()
         .filter(|id: &ClaimId| id.user == *user)
         .ok_or_else(|| Problem::new(Code::ClaimNotFound, "there is no such claim"))
-}
-
-/// Whether `If-None-Match` names `etag`. Compared weakly, as GET is (RFC 9110, 13.1.2).
-pub fn names_etag(if_none_match: Option<&str>, etag: &str) -> bool {
-    let list = if_none_match.unwrap_or_default();
-    list.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == etag)
 }
 
 #[cfg(test)]
@@ -201,20 +195,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::campaigns::tests::{at, view};
-    use crate::view::View;
+    use crate::campaign_cache::snapshot::View;
+    use crate::campaign_cache::snapshot::tests::{at, view};
 
-    fn known(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Memory {
+    fn cached(state: CampaignState, remaining: Option<u32>, server_ms: i64) -> Lookup {
         let view = view(state, remaining, server_ms);
-        Memory::Snapshot(Rc::new(Snapshot::new(view, at(1_000), at(1_000), 0.0)))
+        Lookup::Hit(Rc::new(Snapshot::new(view, at(1_000), at(1_000), 0.0)))
     }
 
     fn first_try() -> ClaimHead {
         ClaimHead::parse("demo", None, None).unwrap()
     }
 
-    fn refusal(memory: &Memory, now_ms: i64) -> Option<Code> {
-        let refused = first_try().check_known(memory, at(now_ms)).err();
+    fn refusal(cached: &Lookup, now_ms: i64) -> Option<Code> {
+        let refused = first_try().check_cached(cached, at(now_ms)).err();
         refused.map(|problem| problem.code)
     }
 
@@ -249,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_try_is_refused_by_what_is_known() {
+    fn a_first_try_is_refused_by_what_is_cached() {
         // The window is 10,000 to 20,000 by core's clock, which read server_ms when ours read 1,000.
         use CampaignState::{Ended, Open, Paused, Scheduled, SoldOut};
         for (state, remaining, server_ms, code) in [
@@ -263,63 +257,63 @@ mod tests {
             (SoldOut, Some(0), 15_000, Some(Code::SoldOut)),
             (SoldOut, Some(0), 25_000, Some(Code::Ended)),
         ] {
-            assert_eq!(refusal(&known(state, remaining, server_ms), 1_500), code, "{state:?} {server_ms}");
+            assert_eq!(refusal(&cached(state, remaining, server_ms), 1_500), code, "{state:?} {server_ms}");
         }
-        assert_eq!(refusal(&Memory::Unknown, 1_500), Some(Code::CampaignNotFound));
-        assert_eq!(refusal(&Memory::Nothing, 1_500), None);
+        assert_eq!(refusal(&Lookup::NotFound, 1_500), Some(Code::CampaignNotFound));
+        assert_eq!(refusal(&Lookup::Miss, 1_500), None);
     }
 
     #[test]
-    fn nothing_follows_from_a_state_that_is_not_known() {
+    fn nothing_follows_from_an_unknown_state() {
         for server_ms in [5_000, 15_000, 25_000] {
             let view = View {
-                state: State::Other("lottery".to_owned()),
+                state: State::Unrecognized("lottery".to_owned()),
                 ..view(CampaignState::Open, Some(0), server_ms)
             };
-            let known = Memory::Snapshot(Rc::new(Snapshot::new(view, at(1_000), at(1_000), 0.0)));
-            assert_eq!(refusal(&known, 1_500), None, "{server_ms}");
+            let cached = Lookup::Hit(Rc::new(Snapshot::new(view, at(1_000), at(1_000), 0.0)));
+            assert_eq!(refusal(&cached, 1_500), None, "{server_ms}");
         }
     }
 
     #[test]
     fn the_window_opens_and_closes_between_two_snapshots() {
-        let opening = known(CampaignState::Scheduled, Some(5), 9_500);
+        let opening = cached(CampaignState::Scheduled, Some(5), 9_500);
         assert_eq!(refusal(&opening, 1_490), Some(Code::NotStarted));
         assert_eq!(refusal(&opening, 1_500), None);
         assert_eq!(refusal(&opening, 1_510), None);
-        let closing = known(CampaignState::Open, Some(5), 19_500);
+        let closing = cached(CampaignState::Open, Some(5), 19_500);
         assert_eq!(refusal(&closing, 1_490), None);
         assert_eq!(refusal(&closing, 1_510), Some(Code::Ended));
     }
 
     #[test]
-    fn sold_out_is_believed_for_a_second() {
-        let sold_out = known(CampaignState::SoldOut, Some(0), 15_000);
+    fn sold_out_is_trusted_for_a_second() {
+        let sold_out = cached(CampaignState::SoldOut, Some(0), 15_000);
         assert_eq!(refusal(&sold_out, 2_000), Some(Code::SoldOut));
         assert_eq!(refusal(&sold_out, 2_001), None);
     }
 
     #[test]
-    fn a_retry_is_never_refused_by_what_is_known() {
+    fn a_retry_is_never_refused_by_what_is_cached() {
         let retry = ClaimHead::parse("demo", Some("k-1"), Some("2")).unwrap();
-        for memory in [
-            Memory::Unknown,
-            known(CampaignState::SoldOut, Some(0), 15_000),
-            known(CampaignState::Ended, Some(0), 25_000),
-            known(CampaignState::Paused, Some(0), 15_000),
+        for lookup in [
+            Lookup::NotFound,
+            cached(CampaignState::SoldOut, Some(0), 15_000),
+            cached(CampaignState::Ended, Some(0), 25_000),
+            cached(CampaignState::Paused, Some(0), 15_000),
         ] {
-            assert!(retry.check_known(&memory, at(1_500)).is_ok(), "{memory:?}");
+            assert!(retry.check_cached(&lookup, at(1_500)).is_ok(), "{lookup:?}");
         }
     }
 
     #[test]
     fn a_refusal_says_what_core_would_say() {
-        let scheduled = known(CampaignState::Scheduled, Some(5), 5_000);
-        let refused = first_try().check_known(&scheduled, at(1_500)).unwrap_err();
+        let scheduled = cached(CampaignState::Scheduled, Some(5), 5_000);
+        let refused = first_try().check_cached(&scheduled, at(1_500)).unwrap_err();
         assert_eq!(refused, Denial::NotStarted { starts_at: at(10_000) }.problem(3, at(5_500)));
         assert_eq!(refused.retry_after_s, Some(5), "by core's clock");
-        let by_hand = known(CampaignState::Ended, Some(5), 15_000);
-        let refused = first_try().check_known(&by_hand, at(1_500)).unwrap_err();
+        let ended = cached(CampaignState::Ended, Some(5), 15_000);
+        let refused = first_try().check_cached(&ended, at(1_500)).unwrap_err();
         assert_eq!(refused, Denial::Ended { ends_at: None }.problem(3, at(15_500)));
     }
 
@@ -379,37 +373,12 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_a_bearers() {
-        for header in ["Bearer a.b.c", "bearer a.b.c", "BEARER  a.b.c "] {
-            assert_eq!(bearer(Some(header)), Ok("a.b.c"), "{header}");
-        }
-        for header in [None, Some(""), Some("a.b.c"), Some("Basic a.b.c"), Some("Bearer")] {
-            assert_eq!(bearer(header), Err(unauthenticated()), "{header:?}");
-        }
-    }
-
-    #[test]
     fn a_claim_is_shown_to_its_user_only() {
         let alice: UserId = "alice".parse().unwrap();
         let id = ClaimId::derive("demo".parse().unwrap(), alice.clone(), &"k1".parse().unwrap());
         assert_eq!(own_claim(&id.to_string(), &alice), Ok(id.clone()));
         let other = own_claim(&id.to_string(), &"bob".parse().unwrap()).unwrap_err();
         assert_eq!(other, own_claim("nonsense", &alice).unwrap_err());
-    }
-
-    #[test]
-    fn etags_are_compared_weakly() {
-        for (header, is_named) in [
-            (Some("\"a\""), true),
-            (Some("W/\"a\""), true),
-            (Some("\"b\", \"a\""), true),
-            (Some("*"), true),
-            (Some("\"b\""), false),
-            (Some("a"), false),
-            (None, false),
-        ] {
-            assert_eq!(names_etag(header, "\"a\""), is_named, "{header:?}");
-        }
     }
 
     proptest! {
@@ -439,7 +408,7 @@ mod tests {
 
         #[test]
         fn a_refusal_never_contradicts_the_window(server_ms in 0_i64..30_000, later_ms in 0_i64..2_000) {
-            let open = known(CampaignState::Open, None, server_ms);
+            let open = cached(CampaignState::Open, None, server_ms);
             let server_now = server_ms + later_ms;
             match refusal(&open, 1_000 + later_ms) {
                 Some(Code::NotStarted) => prop_assert!(server_now < 10_000),

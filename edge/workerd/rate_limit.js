@@ -1,24 +1,24 @@
-// A rate limiter with the face of Cloudflare's, for a workerd of one's own: a token bucket for every key, in the memory
-// of one process. An internal module, wrapped around what edge/workerd.capnp gives it; node's own test runner runs it too.
+// A rate limiter with the interface of Cloudflare's, for plain workerd: a token bucket per key, in the memory of one
+// process. An internal module that wraps the settings in edge/workerd.capnp; its tests run it in node.
 
-const keysMax = 100_000;
-const limitMax = 1_000_000;
-const periodMax = 3_600;
+const KEYS_MAX = 100_000;
+const LIMIT_MAX = 1_000_000;
+const PERIOD_S_MAX = 3_600;
 
-// workers-rs knows the binding by the name of its class.
+// workers-rs recognizes the binding by the name of its class.
 export class Ratelimit {
     #limit;
     #periodMs;
     #now;
     #keysMax;
-    // What a key has taken is one number: when its bucket will be full again. Full buckets need not be remembered, so
-    // two generations do: what was last asked for before the younger one began is dropped when that one gets old.
+    // A bucket is one number: the time at which it will be full again. Full buckets need not be kept, so two generations are
+    // enough: keys last seen before the younger one began are dropped when that one becomes the old one.
     #young = new Map();
     #old = new Map();
     #youngSince = -Infinity;
 
-    // A `limit` of 0 is none.
-    constructor(limit, periodS, { now = Date.now, keys = keysMax } = {}) {
+    // `limit` tokens per `periodS` seconds and key; a limit of 0 is no limit. `keys` bounds the keys that are kept.
+    constructor(limit, periodS, { now = Date.now, keys = KEYS_MAX } = {}) {
         this.#limit = limit;
         this.#periodMs = periodS * 1000;
         this.#now = now;
@@ -28,7 +28,7 @@ export class Ratelimit {
     async limit({ key }) {
         if (this.#limit === 0) return { success: true };
         const now = this.#now();
-        this.#forget(now);
+        this.#evict(now);
         const full = this.#fullAt(String(key), now);
         const taken = full + this.#periodMs / this.#limit;
         // Half a millisecond: whole tokens, whatever their sum lost in rounding.
@@ -37,21 +37,21 @@ export class Ratelimit {
         return { success };
     }
 
-    // How many keys are remembered.
+    // The number of keys that are kept.
     get size() {
         return this.#young.size + this.#old.size;
     }
 
     // A clock that was set back must not keep a bucket empty for longer than a period.
     #fullAt(key, now) {
-        const remembered = this.#young.get(key) ?? this.#old.get(key) ?? now;
-        return Math.min(Math.max(remembered, now), now + this.#periodMs);
+        const kept = this.#young.get(key) ?? this.#old.get(key) ?? now;
+        return Math.min(Math.max(kept, now), now + this.#periodMs);
     }
 
-    #forget(now) {
+    #evict(now) {
         const age = now - this.#youngSince;
         const isOld = age < 0 || age >= this.#periodMs;
-        // Too many keys at once: those unseen for longest start anew before their time.
+        // Too many keys at once: those unseen for longest get a full bucket early.
         if (!isOld && this.#young.size < this.#keysMax / 2) return;
         this.#old = this.#young;
         this.#young = new Map();
@@ -59,8 +59,9 @@ export class Ratelimit {
     }
 }
 
-// A number as the environment has it. What is wrong must not pass for "no limit": the Worker does not start with it.
-function whole(name, text, min, max) {
+// The whole number in the environment variable `name`. A wrong value must not count as "no limit", so the Worker does not
+// start with one.
+function wholeNumber(name, text, min, max) {
     const number = Number(text);
     if (/^\d{1,9}$/.test(text) && number >= min && number <= max) return number;
     throw new Error(`${name} must be ${min} to ${max}, but is ${JSON.stringify(text)}`);
@@ -68,7 +69,7 @@ function whole(name, text, min, max) {
 
 export default function ({ name, limit, limitDefault, period, periodDefault }) {
     return new Ratelimit(
-        whole(name, limit || limitDefault, 0, limitMax),
-        whole("RATE_PERIOD_S", period || periodDefault, 1, periodMax),
+        wholeNumber(name, limit || limitDefault, 0, LIMIT_MAX),
+        wholeNumber("RATE_PERIOD_S", period || periodDefault, 1, PERIOD_S_MAX),
     );
 }

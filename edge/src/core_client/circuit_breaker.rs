@@ -1,0 +1,250 @@
+//! Spares a core that does not answer, and the browsers that would wait for it: after some calls without an answer the
+//! circuit opens, and only single probes from time to time find out whether core answers again.
+//!
+//! The circuit breaker of Nygard's "Release It!". Nothing here does I/O, reads a clock or draws random numbers.
+
+use claimgate_shared::Timestamp;
+
+use crate::clock::age_ms;
+
+/// The circuit opens after this many consecutive calls without an answer.
+const FAILURES_MAX: u32 = 5;
+/// The first pause; each probe without an answer doubles the next one.
+const PAUSE_MS_MIN: i64 = 500;
+/// The longest pause: short, because claims wait for it after core is back.
+const PAUSE_MS_MAX: i64 = 2_000;
+/// When no call was made for this long after a pause, the failures before it say nothing about core now: the circuit
+/// closes, so that of several calls that arrive together all are let through, and not one probe.
+const STALE_MS: i64 = 5_000;
+/// A probe that was cut off never reports its result, so after this long another one is let through.
+const PROBE_MS_MAX: i64 = 2_500;
+
+/// Whether core may be called.
+#[derive(Debug, PartialEq, Eq)]
+pub enum CircuitBreaker {
+    /// Every call may be made.
+    Closed {
+        /// Consecutive calls without an answer.
+        failures: u32,
+    },
+    /// No call may be made until the pause is over.
+    Open {
+        /// When the pause began.
+        opened_at: Timestamp,
+        /// The pause before jitter, in milliseconds.
+        pause_ms: i64,
+        /// The pause, in milliseconds.
+        jittered_ms: i64,
+    },
+    /// One probe is in flight, and no other call may be made.
+    HalfOpen {
+        /// When the probe began.
+        probe_began_at: Timestamp,
+        /// The pause before the probe, without jitter, in milliseconds.
+        pause_ms: i64,
+    },
+}
+
+/// What core needs in order to answer a call. Failures of one kind say nothing about the others: while SQL does not answer,
+/// Redis goes on deciding claims.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallKind {
+    /// Claims on live campaigns: decided by Redis alone.
+    Claims,
+    /// Views of live campaigns: Redis, and SQL when the rules have changed.
+    Views,
+    /// Reads of claims: always SQL.
+    Lookups,
+    /// Claims on and views of campaigns that core may have to read from SQL: not known here yet, or over.
+    MayNeedSql,
+}
+
+/// A circuit breaker for each kind of call.
+#[derive(Debug, Default)]
+pub struct CircuitBreakers {
+    claims: CircuitBreaker,
+    views: CircuitBreaker,
+    lookups: CircuitBreaker,
+    may_need_sql: CircuitBreaker,
+}
+
+impl CircuitBreakers {
+    /// The circuit breaker of `kind`.
+    pub fn of(&mut self, kind: CallKind) -> &mut CircuitBreaker {
+        match kind {
+            CallKind::Claims => &mut self.claims,
+            CallKind::Views => &mut self.views,
+            CallKind::Lookups => &mut self.lookups,
+            CallKind::MayNeedSql => &mut self.may_need_sql,
+        }
+    }
+}
+
+impl Default for CircuitBreaker {
+    fn default() -> Self {
+        Self::Closed { failures: 0 }
+    }
+}
+
+impl CircuitBreaker {
+    /// Whether a call may be made at `now`. After a pause the first one is the probe, so a caller that is let through has to
+    /// call, and to report with [`record_success`](Self::record_success) or [`record_failure`](Self::record_failure).
+    pub fn allows(&mut self, now: Timestamp) -> bool {
+        let (waited_ms, wait_ms, pause_ms) = match *self {
+            Self::Closed { .. } => return true,
+            Self::Open { opened_at, jittered_ms, .. } if age_ms(opened_at, now) >= jittered_ms + STALE_MS => {
+                *self = Self::default();
+                return true;
+            }
+            Self::Open { opened_at, pause_ms, jittered_ms } => {
+                (age_ms(opened_at, now), jittered_ms, pause_ms)
+            }
+            Self::HalfOpen { probe_began_at, pause_ms } => {
+                (age_ms(probe_began_at, now), PROBE_MS_MAX, pause_ms)
+            }
+        };
+        let is_probe = waited_ms >= wait_ms;
+        if is_probe {
+            *self = Self::HalfOpen { probe_began_at: now, pause_ms };
+        }
+        is_probe
+    }
+
+    /// Records that core has answered, with a success or a problem: the circuit closes.
+    pub fn record_success(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Records that a call that began at `began_at` ended at `now` without an answer from core. `jitter`, from 0 to 1,
+    /// shortens the pause by up to half, so that isolates do not all probe at once.
+    pub fn record_failure(&mut self, began_at: Timestamp, now: Timestamp, jitter: f64) {
+        let pause_ms = match self {
+            Self::Closed { failures } if *failures + 1 < FAILURES_MAX => {
+                *failures += 1;
+                return;
+            }
+            Self::Closed { .. } => PAUSE_MS_MIN,
+            // Begun before the pause, or before its probe: it says nothing new.
+            Self::Open { .. } => return,
+            Self::HalfOpen { probe_began_at, .. } if began_at < *probe_began_at => return,
+            Self::HalfOpen { pause_ms, .. } => (*pause_ms * 2).min(PAUSE_MS_MAX),
+        };
+        *self = Self::Open { opened_at: now, pause_ms, jittered_ms: jittered(pause_ms, jitter) };
+    }
+}
+
+/// From half of `ms` (`jitter` 0) to all of it (`jitter` 1).
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)] // two seconds at most
+fn jittered(ms: i64, jitter: f64) -> i64 {
+    (ms as f64 * (0.5 + jitter.clamp(0.0, 1.0) / 2.0)) as i64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: i64) -> Timestamp {
+        Timestamp::from_ms(100_000 + ms).unwrap()
+    }
+
+    fn opened() -> CircuitBreaker {
+        let mut breaker = CircuitBreaker::default();
+        for _ in 0..FAILURES_MAX {
+            assert!(breaker.allows(at(0)));
+            breaker.record_failure(at(0), at(0), 1.0);
+        }
+        breaker
+    }
+
+    #[test]
+    fn it_opens_after_failures_in_a_row_and_only_then() {
+        let mut breaker = CircuitBreaker::default();
+        for _ in 0..100 {
+            for _ in 1..FAILURES_MAX {
+                breaker.record_failure(at(0), at(0), 1.0);
+            }
+            assert!(breaker.allows(at(0)));
+            breaker.record_success();
+        }
+        assert!(!opened().allows(at(499)));
+    }
+
+    #[test]
+    fn a_pause_ends_with_one_probe() {
+        let mut breaker = opened();
+        assert!(breaker.allows(at(500)));
+        assert!(!breaker.allows(at(500)));
+        breaker.record_success();
+        assert!(breaker.allows(at(501)) && breaker.allows(at(501)));
+    }
+
+    #[test]
+    fn pauses_double_up_to_their_longest() {
+        let mut breaker = opened();
+        let mut now_ms = 0;
+        for pause_ms in [500, 1_000, 2_000, 2_000] {
+            assert!(!breaker.allows(at(now_ms + pause_ms - 1)), "{pause_ms}");
+            now_ms += pause_ms;
+            assert!(breaker.allows(at(now_ms)), "{pause_ms}");
+            breaker.record_failure(at(now_ms), at(now_ms), 1.0);
+        }
+    }
+
+    #[test]
+    fn calls_from_before_the_pause_do_not_lengthen_it() {
+        let mut breaker = opened();
+        for _ in 0..50 {
+            breaker.record_failure(at(400), at(400), 1.0);
+        }
+        assert!(breaker.allows(at(500)));
+        breaker.record_failure(at(499), at(600), 1.0);
+        assert!(!breaker.allows(at(601)), "the probe is still in flight");
+        breaker.record_success();
+        assert!(breaker.allows(at(602)));
+    }
+
+    #[test]
+    fn failures_are_dropped_when_no_call_follows_the_pause() {
+        let mut breaker = opened();
+        assert!(breaker.allows(at(5_499)) && !breaker.allows(at(5_499)), "one probe");
+        let mut breaker = opened();
+        assert!(breaker.allows(at(5_500)) && breaker.allows(at(5_500)));
+        breaker.record_failure(at(5_500), at(5_500), 1.0);
+        assert!(breaker.allows(at(5_501)), "failures are counted from zero again");
+    }
+
+    #[test]
+    fn a_probe_that_is_cut_off_does_not_keep_core_dead() {
+        let mut breaker = opened();
+        assert!(breaker.allows(at(500)));
+        assert!(!breaker.allows(at(2_999)));
+        assert!(breaker.allows(at(3_000)));
+    }
+
+    #[test]
+    fn failures_of_one_kind_open_no_other_circuit() {
+        const KINDS: [CallKind; 4] =
+            [CallKind::Claims, CallKind::Views, CallKind::Lookups, CallKind::MayNeedSql];
+        for failing in KINDS {
+            let mut breakers = CircuitBreakers::default();
+            for _ in 0..FAILURES_MAX {
+                breakers.of(failing).record_failure(at(0), at(0), 1.0);
+            }
+            for kind in KINDS {
+                assert_eq!(breakers.of(kind).allows(at(1)), kind != failing, "{failing:?} {kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn jitter_spreads_the_probes() {
+        for (jitter, jittered_ms) in [(0.0, 250), (0.5, 375), (1.0, 500)] {
+            assert_eq!(jittered(500, jitter), jittered_ms);
+        }
+    }
+
+    #[test]
+    fn a_clock_set_back_ends_the_pause() {
+        assert!(opened().allows(at(-50_000)));
+    }
+}
