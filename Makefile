@@ -22,7 +22,7 @@ up up-workerd:
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
-	@cargo build --release --bin claimgate
+	@cargo build --bin claimgate
 	@scripts/build-worker.sh
 	@cargo test --workspace
 

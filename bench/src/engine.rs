@@ -100,7 +100,11 @@ impl Engine {
     }
 
     /// Has every one of `requests` decided, as many at once as there are tasks; each must be granted.
-    pub async fn claim(&self, handle: &Arc<CampaignHandle>, requests: Vec<ClaimRequest>) -> anyhow::Result<Load> {
+    pub async fn claim(
+        &self,
+        handle: &Arc<CampaignHandle>,
+        requests: Vec<ClaimRequest>,
+    ) -> anyhow::Result<Load> {
         let requests: Arc<[ClaimRequest]> = requests.into();
         let next = Arc::new(AtomicUsize::new(0));
         let mut tasks = JoinSet::new();
@@ -154,7 +158,11 @@ async fn claim_some(
 
 /// Whether a claim was granted. One whose outcome is unknown is asked for again, as every caller should: it then is
 /// granted, or met again if it had been.
-async fn claim_one(batcher: &ClaimBatcher, handle: &Arc<CampaignHandle>, request: &ClaimRequest) -> anyhow::Result<bool> {
+async fn claim_one(
+    batcher: &ClaimBatcher,
+    handle: &Arc<CampaignHandle>,
+    request: &ClaimRequest,
+) -> anyhow::Result<bool> {
     let mut tries = TRIES;
     loop {
         let attempt = if tries == TRIES { Attempt::First } else { Attempt::Unknown };

@@ -9,7 +9,6 @@ use metrics::{
 pub use metrics_exporter_prometheus::PrometheusHandle;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
-
 const DECISIONS: &str = "claimgate_decisions_total";
 const DECISION_SECONDS: &str = "claimgate_decision_seconds";
 const FROM_CACHE: &str = "claimgate_sold_out_cached_total";

@@ -127,7 +127,12 @@ async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) 
 }
 
 /// Waits for Redis, claims the database for it, and reads the register.
-async fn begin(engine: &Engine, refresher: &mut Refresher, ours: bool, take_over: bool) -> anyhow::Result<Serving> {
+async fn begin(
+    engine: &Engine,
+    refresher: &mut Refresher,
+    ours: bool,
+    take_over: bool,
+) -> anyhow::Result<Serving> {
     wait_for(&engine.sync.redis, ours).await;
     // A SQLite file lies in the data folder, which this core has locked: no other one can be at work on it.
     let alone = take_over || engine.sync.sql.is_sqlite();

@@ -74,7 +74,13 @@ impl App {
     }
 
     /// Acquires claimgate's lock `name` for `owner`, waiting until `deadline`.
-    pub async fn lock(&self, owner: &LeaseHolder, name: &str, lease: Duration, deadline: Instant) -> Result<Lease> {
+    pub async fn lock(
+        &self,
+        owner: &LeaseHolder,
+        name: &str,
+        lease: Duration,
+        deadline: Instant,
+    ) -> Result<Lease> {
         let patience = deadline.saturating_duration_since(Instant::now());
         // Its own patience may end in the middle of a pause; whoever asked goes when it is time.
         let held = timeout_at(deadline, owner.acquire(name, lease, patience)).await;

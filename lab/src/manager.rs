@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use claimgate_core::engine::batcher::BatcherError;
 use claimgate_core::engine::sync::SyncError;
+use claimgate_core::store::redis::RedisStoreError;
 use claimgate_core::store::redis::lease::LeaseError;
 use tokio::time::Instant;
 
@@ -93,11 +94,17 @@ pub enum StockError {
     SetUp(String),
 }
 
+impl From<RedisStoreError> for StockError {
+    fn from(error: RedisStoreError) -> Self {
+        Self::Sync(error.into())
+    }
+}
+
 impl From<LeaseError> for StockError {
     fn from(error: LeaseError) -> Self {
         match error {
             LeaseError::Taken => Self::TimedOut,
-            LeaseError::Redis(error) => Self::Sync(error.into()),
+            LeaseError::Redis(error) => error.into(),
         }
     }
 }

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use claimgate_core::config::sqlite_url;
-use claimgate_core::store::sql::{Change, SqlStore};
 use claimgate_core::domain::campaign_change::NewCampaign;
-use claimgate_core::domain::high_water_mark::HighWaterMark;
-use claimgate_core::domain::event::{ClaimEvent, OutboxEntry};
 use claimgate_core::domain::claim_record::ClaimRecord;
+use claimgate_core::domain::event::{ClaimEvent, OutboxEntry};
+use claimgate_core::domain::high_water_mark::HighWaterMark;
+use claimgate_core::store::sql::{Change, SqlStore};
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
 use futures_util::future::join_all;
 use serde_json::json;

@@ -134,7 +134,9 @@ async fn at_rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     check(text("version") == row.version.to_string(), || {
         format!("Redis has version {}, SQL {}", text("version"), row.version)
     })?;
-    check(["on", "paused", "ended"].contains(&text("admin_state")), || format!("Redis says {}", text("admin_state")))?;
+    check(["on", "paused", "ended"].contains(&text("admin_state")), || {
+        format!("Redis says {}", text("admin_state"))
+    })?;
     let entries = play.world.redis.outbox_entries(&play.id).await;
     check((entries, text("backlog")) == (1, "0"), || {
         format!("{entries} entries in the outbox with the sentinel, backlog {}", text("backlog"))

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use claimgate_core::store::sql::ClaimRow;
 use claimgate_core::domain::claim_record::ClaimRecord;
+use claimgate_core::store::sql::ClaimRow;
 use claimgate_shared::Timestamp;
 use support::RedisView;
 use support::inspect::key;

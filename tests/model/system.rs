@@ -165,8 +165,13 @@ impl System {
         let (stop, drain) = self.start_drain();
         let started = Instant::now();
         loop {
-            let (counters, _) =
-                self.core.engine.sync.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
+            let (counters, _) = self
+                .core
+                .engine
+                .sync
+                .read(&self.core.handle, None)
+                .await
+                .map_err(|error| error.to_string())?;
             if counters.backlog == 0 {
                 break;
             }
@@ -199,7 +204,10 @@ impl System {
     pub async fn restart_redis(&mut self) {
         self.redis.kill_and_restart().await;
         // Core may have tried to connect a moment too soon, and then lets a little time pass.
-        eventually(SOON, || async { self.core.engine.sync.redis.ping().await.map_err(|error| error.to_string()) }).await;
+        eventually(SOON, || async {
+            self.core.engine.sync.redis.ping().await.map_err(|error| error.to_string())
+        })
+        .await;
         self.changed();
     }
 
@@ -313,7 +321,8 @@ fn new_campaign(rules: &Rules) -> Campaign {
         "id": CAMPAIGN, "name": "model", "starts_at": timestamp(rules.starts_at),
         "time_zone": rules.zone.iana_name(), "hold_seconds": rules.hold_ms.map(|ms| ms / 1000),
     });
-    let campaign = NewCampaign::parse(body.to_string().as_bytes(), timestamp(rules.starts_at)).expect("a campaign");
+    let campaign =
+        NewCampaign::parse(body.to_string().as_bytes(), timestamp(rules.starts_at)).expect("a campaign");
     with_rules(&campaign, rules)
 }
 

@@ -1,7 +1,7 @@
 //! Core's words in the model's.
 
+use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::engine::batcher::Decision;
-use claimgate_core::domain::claim_record::Record;
 use claimgate_shared::{Claim as CoreClaim, ClaimStatus, Denial, Outcome, Timestamp};
 
 use super::reference::{Answer, Claim, Left, Status, View};
@@ -49,7 +49,7 @@ pub fn status(status: ClaimStatus) -> Status {
 }
 
 /// A claim's record as its owner sees it.
-pub fn record_view(record: &Record) -> View {
+pub fn record_view(record: &ClaimRecord) -> View {
     View {
         quantity: record.quantity,
         status: status(record.status),
@@ -60,6 +60,6 @@ pub fn record_view(record: &Record) -> View {
 }
 
 /// A record against the model's claim; when it was last changed is not in it.
-pub fn is_same(record: &Record, claim: &Claim) -> bool {
+pub fn is_same(record: &ClaimRecord, claim: &Claim) -> bool {
     (record_view(record), i64::from(record.day), record.revision) == (claim.view, claim.day, claim.revision)
 }

@@ -13,8 +13,8 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Config, DataArgs, ServeArgs};
 use crate::data_dir;
-use crate::server::serve;
 use crate::engine::serving::ServingError;
+use crate::server::serve;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;

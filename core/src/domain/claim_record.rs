@@ -91,10 +91,12 @@ fn ms(at: Timestamp) -> u64 {
     at.as_ms().unsigned_abs()
 }
 
+/// The instant of so many ms since 1970; `None` for one that no [`Timestamp`] can be.
 pub fn timestamp(ms: u64) -> Option<Timestamp> {
     Timestamp::from_ms(i64::try_from(ms).ok()?).ok()
 }
 
+/// The same, with 0 for none.
 pub fn optional_timestamp(ms: u64) -> Option<Timestamp> {
     if ms == 0 { None } else { timestamp(ms) }
 }

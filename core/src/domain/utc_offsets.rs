@@ -17,7 +17,8 @@ pub struct TimeZone(tz::TimeZone);
 impl TryFrom<String> for TimeZone {
     type Error = &'static str;
     fn try_from(name: String) -> Result<Self, Self::Error> {
-        let zone = tz::TimeZone::get(&name).map_err(|_| "must be an IANA time zone, such as Asia/Shanghai")?;
+        let zone =
+            tz::TimeZone::get(&name).map_err(|_| "must be an IANA time zone, such as Asia/Shanghai")?;
         // `get` does not mind upper and lower case; the register does.
         match zone.iana_name() {
             Some(iana) if iana == name => Ok(Self(zone)),

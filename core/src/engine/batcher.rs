@@ -105,7 +105,8 @@ impl ClaimBatcher {
             return Ok(decision);
         }
         let (answer, decision) = oneshot::channel();
-        let pending = PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
+        let pending =
+            PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
         queue.pending.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => BatcherError::Overloaded,
             mpsc::error::TrySendError::Closed(_) => BatcherError::Stopped,
@@ -294,7 +295,10 @@ mod tests {
     async fn batcher(folder: &tempfile::TempDir) -> ClaimBatcher {
         let sql = SqlStore::open(&sqlite_url(&folder.path().join("register"))).await.unwrap();
         let client = redis::Client::open("redis+unix:///nowhere/redis.sock").unwrap();
-        ClaimBatcher::new(Arc::new(CampaignSync { redis: Arc::new(RedisStore::new(client, 1)), sql }), BATCH_MAX)
+        ClaimBatcher::new(
+            Arc::new(CampaignSync { redis: Arc::new(RedisStore::new(client, 1)), sql }),
+            BATCH_MAX,
+        )
     }
 
     fn handle(campaigns: &CampaignRegistry, id: &str) -> Arc<CampaignHandle> {

@@ -138,7 +138,12 @@ impl Engine {
     /// # Errors
     /// [`EngineError::CampaignExists`], [`EngineError::OfAnotherRegister`], or when a store does not answer: the campaign
     /// may have been created then.
-    pub async fn create(&self, campaign: Campaign, who: &str, now: Timestamp) -> Result<Created, EngineError> {
+    pub async fn create(
+        &self,
+        campaign: Campaign,
+        who: &str,
+        now: Timestamp,
+    ) -> Result<Created, EngineError> {
         if self.is_of_another_register(&campaign.id).await? {
             return Err(EngineError::OfAnotherRegister);
         }
@@ -199,7 +204,12 @@ impl Engine {
     }
 
     /// Writes a change to SQL, then to Redis.
-    async fn change(&self, before: &Campaign, after: Campaign, change: Change<'_>) -> Result<(), EngineError> {
+    async fn change(
+        &self,
+        before: &Campaign,
+        after: Campaign,
+        change: Change<'_>,
+    ) -> Result<(), EngineError> {
         let changed = if after.version == before.version {
             after
         } else {

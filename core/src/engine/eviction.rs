@@ -59,8 +59,7 @@ impl Recovery {
         let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
         let epoch = suspended.epoch.max(drawn.epoch) + 1;
         // Changed since the token was drawn, it may have a future again.
-        let Some(campaign) = self.sync.sql.evict(&drawn, epoch, evicted, clock::now()).await?
-        else {
+        let Some(campaign) = self.sync.sql.evict(&drawn, epoch, evicted, clock::now()).await? else {
             return Ok(());
         };
         self.registry.update(campaign.clone());

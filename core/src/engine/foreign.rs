@@ -14,12 +14,12 @@ use claimgate_shared::{CampaignId, ClaimId, UserId};
 use redis::Client;
 use tokio::time::{Instant, sleep};
 
-use crate::store::sql::{SqlStore, SqlError};
+use crate::domain::claim_record::ClaimRecord;
 use crate::domain::utc_offsets::day_text;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::loader::LoadError;
-use crate::domain::claim_record::ClaimRecord;
 use crate::store::redis::{ClaimScan, KeysOwner, RedisStore, RedisStoreError};
+use crate::store::sql::{SqlError, SqlStore};
 
 /// How long a core that serves the campaign has to bring it back.
 pub const SERVED_WITHIN: Duration = Duration::from_secs(30);

@@ -229,7 +229,10 @@ impl Reconciler<'_> {
         }
     }
 
-    async fn counters(&self, handle: &CampaignHandle) -> Result<Result<(Counters, HoldState), NotReadyReason>, SyncError> {
+    async fn counters(
+        &self,
+        handle: &CampaignHandle,
+    ) -> Result<Result<(Counters, HoldState), NotReadyReason>, SyncError> {
         match self.sync.read(handle, None).await {
             Ok((counters, _)) => {
                 let due_before = counters.now.saturating_add_ms(-STRANDED_MS);
@@ -261,7 +264,10 @@ impl Sides {
             );
         }
         if self.outbox.dead_letters > 0 {
-            differs("dead_letters", format!("{} outbox entries were not written by any core", self.outbox.dead_letters));
+            differs(
+                "dead_letters",
+                format!("{} outbox entries were not written by any core", self.outbox.dead_letters),
+            );
         }
         found
     }

@@ -164,7 +164,11 @@ impl Recovery {
         result
     }
 
-    async fn recover_leased(&self, handle: &CampaignHandle, anyway: bool) -> Result<Recovered, RecoveryError> {
+    async fn recover_leased(
+        &self,
+        handle: &CampaignHandle,
+        anyway: bool,
+    ) -> Result<Recovered, RecoveryError> {
         let Some(campaign) = self.sync.sql.campaign(&handle.campaign().id).await? else {
             return Ok(Recovered::Ready);
         };
@@ -205,10 +209,18 @@ impl Recovery {
     /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
     /// The campaign as its row was then, and what Redis holds of it; `None` when SQL has no such campaign, or it has been
     /// evicted.
-    pub async fn suspend(&self, handle: &CampaignHandle) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
+    pub async fn suspend(
+        &self,
+        handle: &CampaignHandle,
+    ) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
         let Some(drawn) = self.sync.sql.draw_token(&handle.campaign().id).await? else { return Ok(None) };
         handle.mark_not_ready(NotReadyReason::Suspended);
-        match self.sync.redis.suspend(&handle.keys, drawn.register_id.as_str(), &drawn.token.to_string()).await {
+        match self
+            .sync
+            .redis
+            .suspend(&handle.keys, drawn.register_id.as_str(), &drawn.token.to_string())
+            .await
+        {
             Ok(suspended) => Ok(Some((drawn, suspended))),
             Err(LoadError::Redis(RedisStoreError::NotReady(reason))) => Err(RecoveryError::not_ours(reason)),
             Err(error) => Err(error.into()),
@@ -328,7 +340,9 @@ impl Recovery {
             loader.user(&user, &records).await?;
         }
         let sequence = campaign.high_water_mark.sequence.max(totals.sequence);
-        loader.open(HighWaterMark { sequence, ..campaign.high_water_mark }, totals.taken, clock::now()).await?;
+        loader
+            .open(HighWaterMark { sequence, ..campaign.high_water_mark }, totals.taken, clock::now())
+            .await?;
         Ok(totals.claims - totals.revoked)
     }
 }

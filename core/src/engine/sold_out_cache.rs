@@ -94,7 +94,12 @@ impl SoldOutCache {
 
     /// Takes note that Redis has told so many that nothing is left. From now on it is asked again and again, for as long
     /// as that is so and anyone wants to know.
-    pub fn record_sold_out(self: &Arc<Self>, refusals: u64, sync: &Arc<CampaignSync>, handle: &Arc<CampaignHandle>) {
+    pub fn record_sold_out(
+        self: &Arc<Self>,
+        refusals: u64,
+        sync: &Arc<CampaignSync>,
+        handle: &Arc<CampaignHandle>,
+    ) {
         self.refusals.fetch_add(refusals, Ordering::Relaxed);
         self.used.store(true, Ordering::Relaxed);
         if self.watched.swap(true, Ordering::AcqRel) {

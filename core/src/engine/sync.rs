@@ -15,8 +15,8 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
-use crate::store::redis::scripts::{Counters, Decided, Ready, SoldOutReply};
 use crate::store::redis::calls::{CampaignCall, Claim, Read, SetRules, SoldOut, Transition};
+use crate::store::redis::scripts::{Counters, Decided, Ready, SoldOutReply};
 use crate::store::redis::{RedisStore, RedisStoreError, Session};
 use crate::store::sql::{SqlError, SqlStore};
 

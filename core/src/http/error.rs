@@ -32,7 +32,6 @@ impl IntoResponse for ApiError {
 /// What a handler answers.
 pub type ApiResult = Result<Response, ApiError>;
 
-
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         Self(problem(error))
@@ -49,7 +48,8 @@ fn problem(error: EngineError) -> Problem {
             "Redis holds a campaign of this id that belongs to another register; it was left as it is",
         ),
         EngineError::VersionConflict(version) => {
-            let problem = Problem::new(Code::VersionConflict, format!("the campaign is at version {version}"));
+            let problem =
+                Problem::new(Code::VersionConflict, format!("the campaign is at version {version}"));
             with(problem, |members| members.version = Some(version))
         }
         EngineError::CampaignEnded => Problem::new(Code::CampaignEnded, "an ended campaign stays ended"),

@@ -291,7 +291,8 @@ impl<'a> Relay<'a> {
         }
         let mut reader = self.reader().await?;
         while !caught_up && self.commit(handle, reader.read_pending(&handle.keys).await?).await? > 0 {}
-        while leftovers && self.commit(handle, reader.auto_claim(&handle.keys, self.idle).await?).await? > 0 {}
+        while leftovers && self.commit(handle, reader.auto_claim(&handle.keys, self.idle).await?).await? > 0 {
+        }
         while self.commit(handle, reader.read_new(&handle.keys).await?).await? >= ENTRIES_MAX {
             handle.begin_relay();
         }
@@ -323,7 +324,9 @@ impl<'a> Relay<'a> {
             let campaign = handle.campaign();
             let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);
             match timeout(COMMIT_MAX, committed).await.map_err(|_| RelayError::Slow)? {
-                Err(OutboxWriteError::Constraint(error)) => return self.suspend_campaign(handle, &error).await,
+                Err(OutboxWriteError::Constraint(error)) => {
+                    return self.suspend_campaign(handle, &error).await;
+                }
                 other => other?,
             }
             let left = self.relay.redis.acknowledge(&handle.keys, &batch.entries).await?;
@@ -349,7 +352,11 @@ impl<'a> Relay<'a> {
     }
 
     /// Claims that SQL refuses were granted by a Redis that had lost others: the campaign is suspended and loaded again.
-    async fn suspend_campaign(&self, handle: &CampaignHandle, error: &sqlx::Error) -> Result<usize, RelayError> {
+    async fn suspend_campaign(
+        &self,
+        handle: &CampaignHandle,
+        error: &sqlx::Error,
+    ) -> Result<usize, RelayError> {
         tracing::error!(campaign = %handle.campaign().id, %error, "the register refuses claims; suspending the campaign");
         self.relay.recovery.suspend(handle).await?;
         Ok(0)

@@ -144,7 +144,8 @@ impl Snapshot {
     /// The view with its clock moved on to `now`, and the state that follows from that.
     pub fn view_at(&self, now: Timestamp) -> View {
         let server_time = self.server_time(now);
-        let by_clock = || CampaignState::at(server_time, AdminState::On, self.view.window, self.view.remaining);
+        let by_clock =
+            || CampaignState::at(server_time, AdminState::On, self.view.window, self.view.remaining);
         View {
             state: match &self.view.state {
                 State::Known(CampaignState::Scheduled | CampaignState::Open | CampaignState::SoldOut) => {

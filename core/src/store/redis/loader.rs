@@ -6,13 +6,13 @@ use std::sync::Arc;
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 use redis::ScriptInvocation;
 
-use super::keys::Keys;
 use super::connection::Session;
-use crate::domain::claim_record::{ClaimRecord, put_be};
+use super::keys::Keys;
 use super::scripts;
 use super::scripts::Suspended;
 use super::{HashEntry, RedisStore, RedisStoreError, call_on, rule_fields};
 use crate::domain::campaign::Campaign;
+use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::high_water_mark::HighWaterMark;
 
 /// Claims kept in a user's own record; older ones are kept apart. As in `prelude.lua`.

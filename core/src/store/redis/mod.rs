@@ -16,9 +16,9 @@ use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{Timestamp, UserId};
 use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
-pub use self::connection::Session;
-use self::connection::Connection;
 use self::calls::CampaignCall;
+use self::connection::Connection;
+pub use self::connection::Session;
 use self::keys::Keys;
 use self::scripts::{LeaseReply, Malformed, Ready};
 use crate::domain::campaign::{Campaign, RegisterId};
@@ -191,7 +191,9 @@ impl RedisStore {
         let (next, page): (u64, Vec<HashEntry>) = self.query("redis:claims_page", &scan).await?;
         let page = page.iter().filter(|(field, _)| field != b".");
         let claims = match at {
-            ClaimScan::Users(_) => page.flat_map(|(user, record)| claim_record::claims_of(user, record)).collect(),
+            ClaimScan::Users(_) => {
+                page.flat_map(|(user, record)| claim_record::claims_of(user, record)).collect()
+            }
             ClaimScan::Moved(_) => page.filter_map(|(_, moved)| claim_record::moved_claim(moved)).collect(),
         };
         let next = match (at, next) {
@@ -204,7 +206,11 @@ impl RedisStore {
     }
 
     /// Shows every user's name and record, a thousand at a time; some twice. A user who comes meanwhile may be left out.
-    pub async fn each_user(&self, keys: &Keys, mut see: impl FnMut(&[u8], &[u8])) -> Result<(), RedisStoreError> {
+    pub async fn each_user(
+        &self,
+        keys: &Keys,
+        mut see: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), RedisStoreError> {
         let mut cursor = 0_u64;
         loop {
             let mut scan = redis::cmd("HSCAN");
@@ -238,7 +244,8 @@ impl RedisStore {
     pub async fn owner(&self, keys: &Keys) -> Result<Option<KeysOwner>, RedisStoreError> {
         let fields =
             redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "admin_state"]).to_owned();
-        let [register_id, token, admin_state]: [Option<String>; 3] = self.query("redis:keys_owner", &fields).await?;
+        let [register_id, token, admin_state]: [Option<String>; 3] =
+            self.query("redis:keys_owner", &fields).await?;
         Ok(register_id.zip(token).zip(admin_state).map(|((register_id, token), admin_state)| KeysOwner {
             register_id,
             token,

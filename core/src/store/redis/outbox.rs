@@ -10,12 +10,12 @@ use redis::streams::{
 };
 use redis::{AsyncCommands as _, Value};
 
-use super::keys::{RELAY_GROUP, Keys};
 use super::connection::RESPONSE_TIMEOUT;
-use crate::domain::claim_record::{ClaimRecord, timestamp};
-use crate::domain::event::{ClaimEvent, OutboxEntry};
+use super::keys::{Keys, RELAY_GROUP};
 use super::scripts;
 use super::{RedisStore, RedisStoreError};
+use crate::domain::claim_record::{ClaimRecord, timestamp};
+use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
 
 /// Entries read at once from a campaign's stream.
@@ -197,7 +197,11 @@ impl RedisStore {
     }
 
     /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.
-    pub async fn outbox_page(&self, keys: &Keys, after: &str) -> Result<Option<(OutboxBatch, String)>, RedisStoreError> {
+    pub async fn outbox_page(
+        &self,
+        keys: &Keys,
+        after: &str,
+    ) -> Result<Option<(OutboxBatch, String)>, RedisStoreError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(ENTRIES_MAX);
         let page: StreamRangeReply = self.query("redis:outbox_page", &command).await?;
@@ -214,7 +218,8 @@ impl RedisStore {
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
         let first: StreamRangeReply = self.query("redis:outbox_state.oldest", &first).await?;
         let oldest = first.ids.first().and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
-        let dead_letters = self.query("redis:outbox_state.dead_letters", redis::cmd("XLEN").arg(&keys.dead_letters)).await?;
+        let dead_letters =
+            self.query("redis:outbox_state.dead_letters", redis::cmd("XLEN").arg(&keys.dead_letters)).await?;
         Ok(OutboxState { entries: entries.saturating_sub(1), oldest, dead_letters })
     }
 }
@@ -259,7 +264,8 @@ mod tests {
         let claims = [claim(4, 2, 5), claim(1, 1, 2), claim(3, 2, 1), claim(2, 1, 3)].concat();
         let mut events = events("a b c d", &claims, at()).unwrap();
         guard(&mut events, 100, 34).unwrap();
-        let guards: Vec<_> = events.iter().map(|event| (event.limit_at_decision, event.cumulative_taken)).collect();
+        let guards: Vec<_> =
+            events.iter().map(|event| (event.limit_at_decision, event.cumulative_taken)).collect();
         // The return between the two grants gave one unit back.
         assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
         assert!(guard(&mut events, 100, 2).is_none(), "more was granted than is taken");

@@ -7,10 +7,10 @@ use claimgate_shared::Timestamp;
 use redis::streams::StreamRangeReply;
 use redis::{FromRedisValue, Pipeline, RedisError, Value, from_redis_value};
 
-use crate::domain::claim_record::timestamp;
 use super::keys::Keys;
 use super::scripts::LAYOUT;
 use super::{CallTarget, RedisStore, RedisStoreError};
+use crate::domain::claim_record::timestamp;
 use crate::step;
 
 /// Fields of the campaign's hash that are looked at.

@@ -10,7 +10,7 @@ use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
 use super::pool::Transaction;
-use super::{SqlStore, SqlError};
+use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::step;

@@ -4,7 +4,7 @@ use claimgate_shared::CampaignId;
 use sqlx::Row as _;
 
 use super::campaigns::{unreadable, unsigned};
-use super::{SqlStore, SqlError};
+use super::{SqlError, SqlStore};
 use crate::step;
 
 /// What a campaign's row says: version, epoch, and, if it has left Redis, units taken.

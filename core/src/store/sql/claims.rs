@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unreadable, unsigned};
 use super::pool::Pool;
-use super::{SqlStore, SqlError, BULK, WHOLE, statements};
+use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::claim_record::ClaimRecord;
 use crate::step;
 

@@ -10,7 +10,7 @@ use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unsigned};
 use super::pool::Transaction;
-use super::{SqlStore, SqlError, BULK, WHOLE, statements};
+use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
 
@@ -49,7 +49,11 @@ pub enum History {
 impl SqlStore {
     /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
     /// is stored as revoked: its Redis was lost, and its units may have been given anew.
-    pub async fn write_entries(&self, campaign: &CampaignId, entries: &[OutboxEntry]) -> Result<(), OutboxWriteError> {
+    pub async fn write_entries(
+        &self,
+        campaign: &CampaignId,
+        entries: &[OutboxEntry],
+    ) -> Result<(), OutboxWriteError> {
         step::before("sql:write_entries").await;
         let mut transaction = self.pool.within(BULK).begin().await?;
         let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
@@ -251,7 +255,12 @@ fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
     for (epoch, event) in
         entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
     {
-        let row = Row { epoch, event, limit_at_decision: event.limit_at_decision, cumulative_taken: event.cumulative_taken };
+        let row = Row {
+            epoch,
+            event,
+            limit_at_decision: event.limit_at_decision,
+            cumulative_taken: event.cumulative_taken,
+        };
         match places.entry((event.user.as_str(), event.claim.digest)) {
             Vacant(place) => {
                 place.insert(rows.len());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::{SqlStore, SqlError};
+use super::{SqlError, SqlStore};
 
 /// Which Redis serves a database, and since when nobody has said so.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
 
 use super::campaigns::{self, big};
 use super::claims::{self, ClaimRow};
-use super::{SqlStore, SqlError, statements};
+use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::step;
@@ -52,7 +52,9 @@ impl SqlStore {
         let Some(ClaimRow { claim, .. }) = found.as_ref().map(claims::read).transpose()? else {
             return Ok(Transitioned::Unknown);
         };
-        let Some(status) = next_status(&claim, transition, now) else { return Ok(Transitioned::Stands(claim)) };
+        let Some(status) = next_status(&claim, transition, now) else {
+            return Ok(Transitioned::Stands(claim));
+        };
         sqlx::query(statements::TRANSITION)
             .bind(id.to_string())
             .bind(status.as_str())
