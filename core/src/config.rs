@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use claimgate_shared::jwt::{TokenRules, UserTokens};
 use claimgate_shared::signature::{NamedKey, SecretKey};
-use claimgate_shared::user_token::{TokenRules, UserTokens};
 use clap::Args;
 
 use crate::credentials::{Caller, Credentials, Tokens};

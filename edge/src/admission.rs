@@ -3,7 +3,7 @@
 //!
 //! Nothing here does I/O or reads a clock.
 
-use claimgate_shared::claim::AskedQuantity;
+use claimgate_shared::claim_request::RequestedQuantity;
 use claimgate_shared::http::{self, BODY_BYTES_MAX};
 use claimgate_shared::problem::parse_json;
 use claimgate_shared::window::Position;
@@ -150,8 +150,8 @@ fn denial(snapshot: &Snapshot, now: Timestamp) -> Option<Denial> {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClaimBody {
-    #[serde(default = "AskedQuantity::one")]
-    quantity: AskedQuantity,
+    #[serde(default = "RequestedQuantity::one")]
+    quantity: RequestedQuantity,
 }
 
 /// The units that a claim's body requests: `{}` requests 1.
@@ -234,7 +234,7 @@ mod tests {
         for key in ["", "a b", "a, b", "ключ", "a{}", "a:b", long.as_str()] {
             let refused = ClaimHead::parse("demo", Some(key), None).unwrap_err();
             assert_eq!(refused.code, Code::InvalidRequest, "{key}");
-            assert_eq!(refused.members.field.as_deref(), Some("Idempotency-Key"));
+            assert_eq!(refused.extensions.field.as_deref(), Some("Idempotency-Key"));
         }
         for campaign in ["", "a.b", "a%00b", "{}", "*", long.as_str()] {
             let refused = ClaimHead::parse(campaign, None, None).unwrap_err();
@@ -369,7 +369,7 @@ mod tests {
             assert_eq!(parse(body), Err(400), "{body}");
         }
         let refused = parse_claim_body(br#"{"quantity":"1"}"#).unwrap_err();
-        assert_eq!(refused.members.field.as_deref(), Some("quantity"));
+        assert_eq!(refused.extensions.field.as_deref(), Some("quantity"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use claimgate_shared::user_token::{Algorithm, SignedToken, TokenError, TokenRules, UserTokens};
+use claimgate_shared::jwt::{Algorithm, SignedToken, TokenError, TokenRules, UserTokens};
 use claimgate_shared::{Code, Problem, Timestamp, UserId};
 use wasm_bindgen::{JsCast as _, JsValue};
 use web_sys::{CryptoKey, SubtleCrypto, WorkerGlobalScope};

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use claimgate_shared::jwt::{Algorithm, TokenRules, UserTokens};
 use claimgate_shared::signature::NamedKey;
-use claimgate_shared::user_token::{Algorithm, TokenRules, UserTokens};
 use claimgate_shared::{Code, Problem};
 
 use crate::auth::{Authenticator, PublicKey};

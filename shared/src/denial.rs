@@ -1,6 +1,6 @@
 //! A denial: a claim that a rule refuses. Data, not an error; it changes nothing.
 
-use crate::problem::{Limit, Members};
+use crate::problem::{Extensions, Limit};
 use crate::{Code, Problem, Timestamp};
 
 /// Units come back, and a pause ends, at any time; asking sooner could meet what the edge remembers.
@@ -81,40 +81,40 @@ impl Denial {
 
     /// As callers see it at `now`, under the campaign's `version`.
     pub fn problem(self, version: u64, now: Timestamp) -> Problem {
-        let mut members = Members { version: Some(version), ..Members::default() };
+        let mut extensions = Extensions { version: Some(version), ..Extensions::default() };
         let detail = match self {
             Self::IdempotencyKeyReused => "this idempotency key was used for another quantity".to_owned(),
             Self::Paused => "the campaign is paused".to_owned(),
             Self::Ended { ends_at } => {
-                members.ends_at = ends_at;
+                extensions.ends_at = ends_at;
                 "the campaign has ended".to_owned()
             }
             Self::NotStarted { starts_at } => {
-                members.starts_at = Some(starts_at);
+                extensions.starts_at = Some(starts_at);
                 format!("the campaign opens at {starts_at}")
             }
             Self::QuantityOutOfRange { per_claim } => {
-                members.field = Some("quantity".to_owned());
+                extensions.field = Some("quantity".to_owned());
                 format!("one claim may take at most {per_claim}")
             }
             Self::UserDailyLimitReached { remaining, resets_at } => {
-                members.limit = Some(Limit::PerUserPerDay);
-                members.remaining = Some(remaining);
-                members.resets_at = Some(resets_at);
+                extensions.limit = Some(Limit::PerUserPerDay);
+                extensions.remaining = Some(remaining);
+                extensions.resets_at = Some(resets_at);
                 format!("this user may take {remaining} more today; the day ends at {resets_at}")
             }
             Self::UserLimitReached { remaining } => {
-                members.limit = Some(Limit::PerUser);
-                members.remaining = Some(remaining);
+                extensions.limit = Some(Limit::PerUser);
+                extensions.remaining = Some(remaining);
                 format!("this user may take {remaining} more in this campaign")
             }
             Self::SoldOut { remaining } => {
-                members.limit = Some(Limit::Total);
-                members.remaining = Some(remaining);
+                extensions.limit = Some(Limit::Total);
+                extensions.remaining = Some(remaining);
                 format!("{remaining} left in this campaign")
             }
         };
-        Problem { members, retry_after_s: self.retry_after_s(now), ..Problem::new(self.code(), detail) }
+        Problem { extensions, retry_after_s: self.retry_after_s(now), ..Problem::new(self.code(), detail) }
     }
 }
 

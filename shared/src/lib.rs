@@ -5,17 +5,19 @@
 
 pub mod campaign;
 pub mod claim;
+pub mod claim_request;
 pub mod denial;
 pub mod http;
 pub mod ids;
+pub mod jwt;
 pub mod problem;
 pub mod signature;
 pub mod time;
-pub mod user_token;
 pub mod window;
 
 pub use campaign::{CampaignState, CampaignView, Limits};
-pub use claim::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Outcome, Quantity};
+pub use claim::{Claim, ClaimStatus, Quantity};
+pub use claim_request::{Attempt, ClaimReply, ClaimRequest, Outcome};
 pub use denial::Denial;
 pub use ids::{CampaignId, ClaimId, IdempotencyKey, UserId};
 pub use problem::{Code, Problem};

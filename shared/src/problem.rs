@@ -103,7 +103,7 @@ pub enum Limit {
 /// The extra members; which ones go with which code is in the contract.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Members {
+pub struct Extensions {
     /// The limit that refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
@@ -145,7 +145,7 @@ pub struct Problem {
     pub retry_after_s: Option<u32>,
     /// What else the code says.
     #[serde(flatten)]
-    pub members: Members,
+    pub extensions: Extensions,
 }
 
 impl Problem {
@@ -156,7 +156,7 @@ impl Problem {
             detail: detail.into(),
             instance: String::new(),
             retry_after_s: code.retry_after_s(),
-            members: Members::default(),
+            extensions: Extensions::default(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Problem {
     pub fn invalid(field: impl Into<String>, why: impl std::fmt::Display) -> Self {
         let field = field.into();
         let mut problem = Self::new(Code::InvalidRequest, format!("{field}: {why}"));
-        problem.members.field = Some(field);
+        problem.extensions.field = Some(field);
         problem
     }
 
@@ -187,7 +187,7 @@ pub struct ProblemFields<'a> {
     code: Code,
     instance: &'a str,
     #[serde(flatten)]
-    members: &'a Members,
+    extensions: &'a Extensions,
 }
 
 impl Serialize for Problem {
@@ -199,7 +199,7 @@ impl Serialize for Problem {
             detail: &self.detail,
             code: self.code,
             instance: &self.instance,
-            members: &self.members,
+            extensions: &self.extensions,
         }
         .serialize(serializer)
     }
@@ -208,8 +208,8 @@ impl Serialize for Problem {
 /// Reads an object, and nothing else: serde's derived structs would also take an array of their members' values.
 /// For `#[serde(deserialize_with)]` on a nested object; [`parse_json`] sees to the outermost.
 pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    struct Members<T>(PhantomData<T>);
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+    struct Extensions<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Extensions<T> {
         type Value = T;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("an object")
@@ -218,7 +218,7 @@ pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -
             T::deserialize(MapAccessDeserializer::new(members))
         }
     }
-    deserializer.deserialize_map(Members(PhantomData))
+    deserializer.deserialize_map(Extensions(PhantomData))
 }
 
 /// Reads a request body that is one JSON object; a problem names the field that is wrong, or `body`.
@@ -246,8 +246,8 @@ mod tests {
     #[test]
     fn a_problem_is_written_as_the_contract_says() {
         let mut problem = Problem::new(Code::SoldOut, "0 left in this campaign").of_request("r-1");
-        problem.members.limit = Some(Limit::Total);
-        problem.members.remaining = Some(0);
+        problem.extensions.limit = Some(Limit::Total);
+        problem.extensions.remaining = Some(0);
         assert_eq!(
             serde_json::to_string(&problem).unwrap(),
             r#"{"type":"/problems/sold-out","title":"Sold out","status":409,"detail":"0 left in this campaign","code":"sold_out","instance":"r-1","limit":"total","remaining":0}"#

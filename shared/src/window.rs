@@ -15,7 +15,7 @@ pub struct Window {
 /// The end does not come after the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("ends_at must come after starts_at")]
-pub struct WindowBackwards;
+pub struct InvalidWindow;
 
 /// Where an instant lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +30,9 @@ pub enum Position {
 
 impl Window {
     /// A window that is open for at least a millisecond.
-    pub fn new(starts_at: Timestamp, ends_at: Option<Timestamp>) -> Result<Self, WindowBackwards> {
+    pub fn new(starts_at: Timestamp, ends_at: Option<Timestamp>) -> Result<Self, InvalidWindow> {
         if ends_at.is_some_and(|end| end <= starts_at) {
-            Err(WindowBackwards)
+            Err(InvalidWindow)
         } else {
             Ok(Self { starts_at, ends_at })
         }
@@ -67,8 +67,8 @@ struct WindowFields {
 }
 
 impl TryFrom<WindowFields> for Window {
-    type Error = WindowBackwards;
-    fn try_from(fields: WindowFields) -> Result<Self, WindowBackwards> {
+    type Error = InvalidWindow;
+    fn try_from(fields: WindowFields) -> Result<Self, InvalidWindow> {
         Self::new(fields.starts_at, fields.ends_at)
     }
 }

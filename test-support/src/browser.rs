@@ -14,7 +14,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::ask::{Client, client};
+use crate::client::{Client, client};
 use crate::edge::{Leashed, emptied, root};
 use crate::wait::holds;
 use crate::{SOON, eventually};

@@ -11,7 +11,8 @@ use futures_util::stream;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::ask::{Client, campaign};
+use crate::ask::campaign;
+use crate::client::Client;
 use crate::core_process::API_TOKEN;
 use crate::inspect::key;
 use crate::sql::{Sql, SqlClaim};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::ask::{self, Client};
+use crate::client::{self, Client};
 use crate::process::{Process, Signal, command, free_address};
 use crate::wait::{SOON, eventually};
 use crate::{RedisView, Register, binary};
@@ -96,7 +96,7 @@ impl Core {
             .stdout(log_file(folder.path()))
             .stderr(log_file(folder.path()));
         let process = Process::start(command);
-        Self { process, options, folder, listen, admin, client: ask::client() }
+        Self { process, options, folder, listen, admin, client: client::client() }
     }
 
     /// Waits until `/readyz` says so: a replaced Redis is waited for for 30 s.

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use sha2::Sha256;
 use tokio::sync::{OnceCell, RwLock};
 
-use crate::ask::{Client, Reply, client};
+use crate::client::{Client, Reply, client};
 use crate::process::free_address;
 use crate::{Core, eventually, times};
 

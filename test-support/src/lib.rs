@@ -16,6 +16,7 @@ pub mod binary;
 pub mod browser;
 pub mod certificates;
 pub mod checker;
+pub mod client;
 pub mod core_process;
 pub mod edge;
 pub mod inspect;
@@ -33,7 +34,8 @@ pub mod times;
 pub mod wait;
 pub mod watched;
 
-pub use ask::{Reply, claim_body};
+pub use ask::claim_body;
+pub use client::Reply;
 pub use core_process::{Core, CoreOptions};
 pub use inspect::{ClaimRow, RedisView, Register, Snapshot};
 pub use redis_server::RedisServer;

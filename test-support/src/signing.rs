@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use reqwest::Method;
 use sha2::{Digest as _, Sha256};
 
-use crate::ask::Reply;
+use crate::client::Reply;
 use crate::{Core, times};
 
 /// A request as the edge signs it. What is sent can be made to differ from what was signed.

@@ -16,6 +16,7 @@ mod days;
 mod doctor;
 mod fairness;
 mod figures;
+mod imports;
 mod problems;
 mod runtimes;
 mod sold_out;

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use support::ask::client;
 use support::checker::{Checker, Expect, Limits, Verdict};
+use support::client::client;
 use support::heavy;
 use support::numbers::Numbers;
 use support::process::{Signal, signal_pid};
@@ -143,7 +143,7 @@ impl Storm {
         futures_util::future::join_all(callers).await;
     }
 
-    async fn caller(&self, checker: &Checker, client: &support::ask::Client, wish: &Wish) {
+    async fn caller(&self, checker: &Checker, client: &support::client::Client, wish: &Wish) {
         let mut replays = 0;
         while !self.over.load(Ordering::Relaxed) && replays < 3 {
             match checker.ask(client, &self.url(), wish).await {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use claimgate_core::clock;
-use claimgate_shared::user_token::{TokenRules, UserTokens};
+use claimgate_shared::jwt::{TokenRules, UserTokens};
 use serde_json::json;
 use support::Core;
 use support::times::from_now;

@@ -6,7 +6,9 @@ use reqwest::{Client, Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CallArgs, REFUSED, UNAVAILABLE, USAGE, table};
+use super::call_args::CallArgs;
+use super::exit_status::{REFUSED, UNAVAILABLE, USAGE};
+use super::table;
 use crate::config::{ConfigError, Secrets};
 
 const WAIT: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::CallArgs;
+use super::call_args::CallArgs;
 use super::client::{Api, CallError, Core};
 use super::table;
 use crate::clock;

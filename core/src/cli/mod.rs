@@ -1,17 +1,20 @@
 //! The command line. Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable.
 
+mod call_args;
 mod client;
 mod commands;
 mod doctor;
+mod exit_status;
 mod foreign;
 mod table;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use crate::config::{Config, DataArgs, ServeArgs};
+use self::exit_status::{DONE, REFUSED, UNAVAILABLE, USAGE};
+use crate::config::{Config, ServeArgs};
 use crate::data_dir;
 use crate::engine::serving::ServingError;
 use crate::server::serve;
@@ -19,11 +22,6 @@ use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
 use foreign::DropForeignArgs;
-
-const DONE: u8 = 0;
-const REFUSED: u8 = 1;
-const USAGE: u8 = 2;
-const UNAVAILABLE: u8 = 3;
 
 /// Gives away a limited thing to a stampede, exactly up to its limits.
 #[derive(Debug, Parser)]
@@ -60,34 +58,6 @@ enum Command {
     DropForeign(Box<DropForeignArgs>),
     /// Make a user's token, as the edge takes it
     Token(TokenArgs),
-}
-
-/// What every command that talks to a core takes.
-#[derive(Debug, Clone, Args)]
-pub struct CallArgs {
-    /// Answer as JSON
-    #[arg(long, global = true)]
-    json: bool,
-    /// Address of core's internal API
-    #[arg(
-        long,
-        env = "CLAIMGATE_LISTEN",
-        default_value = "127.0.0.1:8080",
-        value_name = "ADDRESS",
-        global = true
-    )]
-    listen: String,
-    /// Address of core's admin API
-    #[arg(
-        long,
-        env = "CLAIMGATE_ADMIN_LISTEN",
-        default_value = "127.0.0.1:8081",
-        value_name = "ADDRESS",
-        global = true
-    )]
-    admin_listen: String,
-    #[command(flatten)]
-    data: DataArgs,
 }
 
 impl Cli {

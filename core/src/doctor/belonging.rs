@@ -4,7 +4,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands as _, AsyncIter, Client};
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
-use super::{Database, Finding, Setup, WAIT, database};
+use super::database;
+use super::report::Finding;
+use super::setup::{Database, Setup, WAIT};
 use crate::store::redis::keys;
 
 /// Campaigns of Redis that are compared with the database.

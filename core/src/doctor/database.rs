@@ -4,7 +4,9 @@ use std::path::Path;
 
 use sqlx::{AnyConnection, Connection as _, Error};
 
-use super::{Database, Finding, Report, WAIT, clocks};
+use super::clocks;
+use super::report::{Finding, Report};
+use super::setup::{Database, WAIT};
 use crate::clock;
 
 /// Settings that the promises rest on, and what does not hold when one is `off`.
@@ -67,7 +69,12 @@ async fn postgres(url: &str) -> Result<Vec<Finding>, Error> {
     let before_ms = clock::now().as_ms();
     let theirs_ms = "SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)";
     let theirs_ms = sqlx::query_scalar(theirs_ms).fetch_one(&mut connection).await?;
-    found.extend(clocks("database.clock", "PostgreSQL's", theirs_ms, (before_ms, clock::now().as_ms())));
+    found.extend(clocks::compare(
+        "database.clock",
+        "PostgreSQL's",
+        theirs_ms,
+        (before_ms, clock::now().as_ms()),
+    ));
     connection.close().await?;
     Ok(found)
 }

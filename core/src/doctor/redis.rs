@@ -5,7 +5,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 
-use super::{Finding, Redis, Report, WAIT, clocks, system};
+use super::report::{Finding, Report};
+use super::setup::{Redis, WAIT};
+use super::{clocks, system};
 use crate::clock;
 
 /// The longest one answer is waited for.
@@ -128,7 +130,7 @@ async fn time(connection: &mut MultiplexedConnection) -> Result<Option<Finding>,
     let before_ms = clock::now().as_ms();
     let (seconds, micros): (i64, i64) = redis::cmd("TIME").query_async(connection).await?;
     let asked_ms = (before_ms, clock::now().as_ms());
-    Ok(clocks("redis.clock", "Redis'", seconds * 1000 + micros / 1000, asked_ms))
+    Ok(clocks::compare("redis.clock", "Redis'", seconds * 1000 + micros / 1000, asked_ms))
 }
 
 /// A section of INFO; `None` when it is not allowed.

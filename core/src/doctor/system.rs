@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use super::{Database, Finding, Redis, Report, Setup};
+use super::report::{Finding, Report};
+use super::setup::{Database, Redis, Setup};
 use crate::config::{SECRET_FILES, memory_bytes};
 use crate::data_dir;
 

@@ -151,7 +151,7 @@ mod tests {
             (r#"{"version":1,"starts_at":"2026-03-01T00:00:00Z"}"#, "ends_at"),
             ("{}", "body"),
         ] {
-            assert_eq!(patch(body).unwrap_err().members.field.as_deref(), Some(field), "{body}");
+            assert_eq!(patch(body).unwrap_err().extensions.field.as_deref(), Some(field), "{body}");
         }
     }
 }

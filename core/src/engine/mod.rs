@@ -2,6 +2,7 @@
 //! SQL in step. Knows no HTTP and does nothing by itself: the `jobs` do.
 
 pub mod batcher;
+mod builder;
 mod campaigns;
 mod claims;
 mod error;
@@ -18,94 +19,6 @@ pub mod serving;
 pub mod sold_out_cache;
 pub mod sync;
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use redis::{Client, RedisError};
-
-use self::batcher::ClaimBatcher;
+pub use self::builder::{Builder, Engine};
 pub use self::campaigns::{CampaignStatus, Created};
 pub use self::error::EngineError;
-use self::health::Health;
-use self::recovery::Recovery;
-use self::registry::CampaignRegistry;
-use self::sync::CampaignSync;
-use crate::config::{ARCHIVE_AFTER_DEFAULT, BATCH_MAX, OUTBOX_MAX_DEFAULT};
-use crate::store::redis::RedisStore;
-use crate::store::sql::SqlStore;
-
-/// Decides claims and keeps campaigns, on one Redis and one database.
-#[derive(Debug)]
-pub struct Engine {
-    /// Both stores.
-    pub sync: Arc<CampaignSync>,
-    /// The campaigns of this core.
-    pub registry: Arc<CampaignRegistry>,
-    /// Brings campaigns back into Redis.
-    pub recovery: Arc<Recovery>,
-    /// Collects concurrent claims into one script call.
-    pub batcher: ClaimBatcher,
-    /// Whether both stores answer.
-    pub health: Health,
-}
-
-/// How an engine is put together: the one wiring, for `serve`, benchmarks, the lab and tests.
-#[derive(Debug)]
-#[must_use]
-pub struct Builder {
-    sql: SqlStore,
-    outbox_max: u64,
-    archive_after: Duration,
-    batch_max: usize,
-}
-
-impl Engine {
-    /// An engine on the database `sql`.
-    pub fn builder(sql: SqlStore) -> Builder {
-        Builder {
-            sql,
-            outbox_max: OUTBOX_MAX_DEFAULT,
-            archive_after: ARCHIVE_AFTER_DEFAULT,
-            batch_max: BATCH_MAX,
-        }
-    }
-}
-
-impl Builder {
-    /// The most events that an outbox may hold before new claims are refused; 1,000,000 if not given.
-    pub fn outbox_max(self, outbox_max: u64) -> Self {
-        Self { outbox_max, ..self }
-    }
-
-    /// How long a campaign stays in Redis after it is over; a day if not given.
-    pub fn archive_after(self, archive_after: Duration) -> Self {
-        Self { archive_after, ..self }
-    }
-
-    /// The most claims that one script call decides, 1 to [`BATCH_MAX`], which it is if not given.
-    pub fn batch_max(self, batch_max: usize) -> Self {
-        Self { batch_max, ..self }
-    }
-
-    /// The engine, on the Redis at `redis_url`, which is connected to when first asked.
-    ///
-    /// # Errors
-    /// When the address is none.
-    pub fn build(self, redis_url: &str) -> Result<Engine, RedisError> {
-        Ok(self.on(Client::open(redis_url)?))
-    }
-
-    /// The engine, on the Redis behind `client`.
-    pub fn on(self, client: Client) -> Engine {
-        let redis = Arc::new(RedisStore::new(client, self.outbox_max));
-        let sync = Arc::new(CampaignSync { redis, sql: self.sql });
-        let recovery = Arc::new(Recovery::new(Arc::clone(&sync), self.archive_after));
-        Engine {
-            registry: Arc::clone(&recovery.registry),
-            batcher: ClaimBatcher::new(Arc::clone(&sync), self.batch_max),
-            recovery,
-            sync,
-            health: Health::default(),
-        }
-    }
-}

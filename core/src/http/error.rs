@@ -50,7 +50,7 @@ fn problem(error: EngineError) -> Problem {
         EngineError::VersionConflict(version) => {
             let problem =
                 Problem::new(Code::VersionConflict, format!("the campaign is at version {version}"));
-            with(problem, |members| members.version = Some(version))
+            with(problem, |extensions| extensions.version = Some(version))
         }
         EngineError::CampaignEnded => Problem::new(Code::CampaignEnded, "an ended campaign stays ended"),
         EngineError::ClaimStands(claim) => {
@@ -60,7 +60,7 @@ fn problem(error: EngineError) -> Problem {
                 _ => Code::ClaimRevoked,
             };
             let problem = Problem::new(code, format!("the claim is {}", claim.status.as_str()));
-            with(problem, |members| members.claim = Some(claim))
+            with(problem, |extensions| extensions.claim = Some(claim))
         }
         EngineError::LoadingElsewhere => Problem::new(Code::CampaignNotReady, "another core is loading it"),
         EngineError::Invalid(problem) => problem,
@@ -75,8 +75,8 @@ fn problem(error: EngineError) -> Problem {
     }
 }
 
-fn with(mut problem: Problem, set: impl FnOnce(&mut claimgate_shared::problem::Members)) -> Problem {
-    set(&mut problem.members);
+fn with(mut problem: Problem, set: impl FnOnce(&mut claimgate_shared::problem::Extensions)) -> Problem {
+    set(&mut problem.extensions);
     problem
 }
 

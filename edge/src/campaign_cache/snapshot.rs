@@ -65,7 +65,7 @@ pub enum State {
     Unrecognized(String),
 }
 
-/// Members that the edge only passes on. All copies of a view share them.
+/// Extensions that the edge only passes on. All copies of a view share them.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OtherMembers(Rc<Map<String, Value>>);
 

@@ -16,7 +16,7 @@ use claimgate_core::engine::Engine;
 use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::store::sql::{Change, SqlStore};
-use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity, claim};
+use claimgate_shared::{CampaignId, ClaimRequest, Denial, Outcome, Quantity};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -139,7 +139,7 @@ impl StockManager for Claimgate {
         let handle = self.handle().await?;
         // Nobody here says which tries are the first: some users come twice, to different instances.
         let (request, product) = (self.request(attempt)?, self.product().await?);
-        let decision = product.engine.batcher.claim(&handle, &request, claim::Attempt::Unknown).await?;
+        let decision = product.engine.batcher.claim(&handle, &request, claimgate_shared::Attempt::Unknown).await?;
         Ok(match decision.outcome {
             Outcome::Granted(_) | Outcome::Held(_) => Reduced::Taken,
             Outcome::Replayed(_) => Reduced::HadAlready,

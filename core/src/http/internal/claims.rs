@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
-use claimgate_shared::claim::{ClaimFields, ClaimLookup};
+use claimgate_shared::claim_request::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{ClaimId, ClaimReply, Outcome, http};
 

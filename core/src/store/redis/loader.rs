@@ -6,11 +6,12 @@ use std::sync::Arc;
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 use redis::ScriptInvocation;
 
+use super::calls::rule_fields;
 use super::connection::Session;
 use super::keys::Keys;
 use super::scripts;
 use super::scripts::Suspended;
-use super::{HashEntry, RedisStore, RedisStoreError, call_on, rule_fields};
+use super::{HashEntry, RedisStore, RedisStoreError, call_on};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::high_water_mark::HighWaterMark;

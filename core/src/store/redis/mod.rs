@@ -12,7 +12,6 @@ pub mod survey;
 
 use std::time::Duration;
 
-use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{Timestamp, UserId};
 use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
@@ -21,7 +20,7 @@ use self::connection::Connection;
 pub use self::connection::Session;
 use self::keys::Keys;
 use self::scripts::{LeaseReply, Malformed, Ready};
-use crate::domain::campaign::{Campaign, RegisterId};
+use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
 use crate::domain::not_ready::NotReadyReason;
 use crate::step;
@@ -329,33 +328,4 @@ fn call_on<'a>(script: &'a Script, keys: &Keys) -> ScriptInvocation<'a> {
         call.key(key);
     }
     call
-}
-
-/// The rules as fields of the campaign's hash; an empty value is "none".
-fn rule_fields(call: &mut ScriptInvocation<'_>, campaign: &Campaign, now: Timestamp) {
-    let utc_offsets = campaign.zone.utc_offsets(now);
-    let limits = campaign.limits;
-    let or_none = |number: Option<std::num::NonZeroU32>| number.map(|n| n.to_string()).unwrap_or_default();
-    let admin_state = match campaign.admin_state {
-        AdminState::On => "on",
-        AdminState::Paused => "paused",
-        AdminState::Ended => "ended",
-    };
-    let ends_at = campaign.window.ends_at().map(|at| at.as_ms().to_string()).unwrap_or_default();
-    let hold_ms = campaign.hold_seconds.map(|s| (u64::from(s.get()) * 1000).to_string()).unwrap_or_default();
-    for (field, value) in [
-        ("version", campaign.version.to_string()),
-        ("admin_state", admin_state.to_owned()),
-        ("starts_at", campaign.window.starts_at().as_ms().to_string()),
-        ("ends_at", ends_at),
-        ("total", or_none(limits.total)),
-        ("per_user", or_none(limits.per_user)),
-        ("per_user_per_day", or_none(limits.per_user_per_day)),
-        ("per_claim", or_none(limits.per_claim)),
-        ("hold_ms", hold_ms),
-        ("days_until", utc_offsets.until.as_ms().to_string()),
-    ] {
-        call.arg(field).arg(value);
-    }
-    call.arg("days").arg(utc_offsets.packed);
 }

@@ -1,8 +1,7 @@
 //! Campaigns in SQL, and the record of who changed them.
 
-use std::collections::HashSet;
+use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::{Mutex, PoisonError};
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{CampaignId, Limits, Timestamp, Window};
@@ -35,23 +34,6 @@ pub struct CampaignPage {
     pub last: Option<String>,
     /// Whether there may be more.
     pub is_full: bool,
-}
-
-/// Campaigns that the log has named as unreadable.
-#[derive(Debug, Default)]
-pub(super) struct Unreadable(Mutex<HashSet<String>>);
-
-impl Unreadable {
-    fn note(&self, id: &str, error: Option<&SqlError>) {
-        let mut handle = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match error {
-            Some(error) if handle.insert(id.to_owned()) => {
-                tracing::error!(campaign = id, %error, "this campaign is left alone; the others go on");
-            }
-            None if handle.remove(id) => tracing::info!(campaign = id, "can be read again"),
-            _ => {}
-        }
-    }
 }
 
 /// Who changes a campaign and how, for the record.
@@ -174,7 +156,8 @@ impl SqlStore {
         for row in &rows {
             let id: String = row.try_get("id")?;
             let campaign = read(row);
-            self.unreadable.note(&id, campaign.as_ref().err());
+            let error = campaign.as_ref().err().map(|error| error as &dyn fmt::Display);
+            self.unreadable.note(&id, error);
             match campaign {
                 Ok(campaign) => page.campaigns.push(campaign),
                 Err(_) => page.unreadable.push(id.clone()),

@@ -25,6 +25,7 @@ mod pool;
 mod serving;
 pub mod statements;
 mod transition;
+mod unreadable;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 use tokio::time::timeout;
 
 use self::pool::{Pool, Writer};
-use campaigns::Unreadable;
+use self::unreadable::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use changes::{Stamp, State};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};

@@ -1,0 +1,69 @@
+//! What was found, and how bad it is.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// What is promised does not hold with this.
+    Breaks,
+    /// It holds; but something may go worse than it need.
+    Warning,
+}
+
+/// Something to be repaired.
+#[derive(Debug, Clone, Serialize)]
+pub struct Finding {
+    /// How bad.
+    pub severity: Severity,
+    /// What was looked at, as a name that stays: `redis.appendonly`.
+    pub check: &'static str,
+    /// What is wrong, and what comes of it.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Finding {
+    pub(super) fn breaks(check: &'static str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { severity: Severity::Breaks, check, problem: problem.into(), remedy: remedy.into() }
+    }
+
+    pub(super) fn warning(
+        check: &'static str,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self { severity: Severity::Warning, check, problem: problem.into(), remedy: remedy.into() }
+    }
+
+    /// A value of the configuration with which `serve` would not start.
+    pub fn of_configuration(error: &impl fmt::Display) -> Self {
+        Self::breaks("configuration", error.to_string(), "set it right: core does not start with it")
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.problem, self.remedy)
+    }
+}
+
+/// All that was found.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// The worst first.
+    pub findings: Vec<Finding>,
+    /// What could not be looked at, and why that is no fault.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// Whether anything promised does not hold.
+    pub fn breaks(&self) -> bool {
+        self.findings.iter().any(|finding| finding.severity == Severity::Breaks)
+    }
+}

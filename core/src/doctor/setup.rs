@@ -1,0 +1,61 @@
+//! What is looked at.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::store::redis::managed;
+
+/// The longest that Redis, or the database, is waited for in all.
+pub(super) const WAIT: Duration = Duration::from_secs(5);
+
+/// Which Redis there is.
+#[derive(Debug)]
+pub(super) enum Redis {
+    /// Core's own: where it listens while core runs, and its memory limit in bytes.
+    Own { url: Option<String>, maxmemory_bytes: u64 },
+    /// That of `CLAIMGATE_REDIS_URL`.
+    Given { url: String },
+}
+
+/// Where claims are registered.
+#[derive(Debug)]
+pub(super) enum Database {
+    Sqlite(PathBuf),
+    Postgres(String),
+}
+
+/// What is looked at: the parts of a configuration that may be risky.
+#[derive(Debug)]
+pub struct Setup {
+    pub(super) data_dir: PathBuf,
+    pub(super) redis: Redis,
+    pub(super) database: Database,
+}
+
+impl Setup {
+    /// The set-up that `serve` has, or would have.
+    pub fn of(config: &Config) -> Self {
+        let redis = match &config.redis_url {
+            Some(url) => Redis::Given { url: url.clone() },
+            None => Redis::Own {
+                url: managed::url(&config.data_dir, &config.redis_password),
+                maxmemory_bytes: config.redis_maxmemory_bytes,
+            },
+        };
+        let database = if config.database_url.starts_with("sqlite:") {
+            Database::Sqlite(config.data_dir.join("claimgate.sqlite"))
+        } else {
+            Database::Postgres(config.database_url.clone())
+        };
+        Self { data_dir: config.data_dir.clone(), redis, database }
+    }
+
+    /// Where Redis listens; `None` when it is core's own and not running.
+    pub fn redis_url(&self) -> Option<&str> {
+        match &self.redis {
+            Redis::Own { url, .. } => url.as_deref(),
+            Redis::Given { url } => Some(url),
+        }
+    }
+}
