@@ -126,19 +126,27 @@ async fn in_time<T>(what: &str, limit: Duration, step: impl Future<Output = T>) 
     }
 }
 
-/// Waits for Redis, claims the database for it, and reads the register.
+/// Waits for Redis, claims the database for it, and reads the campaigns.
 async fn begin(
     engine: &Engine,
     refresher: &mut Refresher,
     ours: bool,
     take_over: bool,
 ) -> anyhow::Result<Serving> {
-    wait_for(&engine.sync.redis, ours).await;
-    // A SQLite file lies in the data folder, which this core has locked: no other one can be at work on it.
-    let alone = take_over || engine.sync.sql.is_sqlite();
-    let right = Serving::claim(Arc::clone(&engine.sync.redis), engine.sync.sql.clone(), alone).await?;
-    refresher.refresh().await.context("reading the register")?;
-    Ok(right)
+    let (redis, sql) = (&engine.sync.redis, &engine.sync.sql);
+    // A SQLite file lies in the data directory, which this core has locked: no other one can be at work on it.
+    let alone = take_over || sql.is_sqlite();
+    let serving = loop {
+        wait_for(redis, ours).await;
+        match Serving::claim(Arc::clone(redis), sql.clone(), alone).await {
+            Err(ServingError::Redis(error)) if error.is_unreachable() => {
+                tracing::debug!(%error, "Redis has gone again; waiting for it");
+            }
+            claimed => break claimed?,
+        }
+    };
+    refresher.refresh().await.context("reading the campaigns")?;
+    Ok(serving)
 }
 
 /// Says again and again that this core serves; returns once it may no longer, which a database of its own never says.

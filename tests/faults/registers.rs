@@ -206,7 +206,7 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
         // Written past the API, as by a core of before: refused by every script all the same.
         Sql::in_folder(&stranger.data_dir())
             .run(
-                "INSERT INTO campaigns (id, name, starts_at, time_zone, switch, version, epoch, created_at, changed_at, \
+                "INSERT INTO campaigns (id, name, starts_at, time_zone, admin_state, version, epoch, created_at, changed_at, \
                  sequence, events, register_id) VALUES ('demo', 'Demo', 0, 'UTC', 'on', 1, 1, 0, 0, 0, 0, 'theirs')"
                     .to_owned(),
             )

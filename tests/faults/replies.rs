@@ -51,6 +51,22 @@ async fn cut_mid_reply() {
     cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply(30), 3).await;
 }
 
+/// Between core's finding that Redis answers and the next thing it asks, Redis may go again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn core_starts_though_redis_goes_again_just_after_its_first_answer() {
+    let row = Row::begin("Redis goes again while core starts");
+    let mut stage = Stage::proxied().await;
+    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    checker.win(&stage.core, 0..10).await;
+    stage.core.stop().await;
+    stage.proxy().cut(Cut::AfterRequest, "cg:store", 3);
+    row.fault();
+    stage.core = stage.core.restart().await;
+    assert_eq!(stage.proxy().sprung(), 3);
+    checker.win(&stage.core, 10..20).await;
+    stage.judge(row, &checker, Expect::default()).await;
+}
+
 /// Half a reply must not be read as another one, wherever it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_at_every_byte_of_the_reply() {

@@ -47,6 +47,11 @@ impl RedisStoreError {
         if error.code() == Some("OOM") { Self::OutOfMemory(error) } else { Self::Unavailable(error) }
     }
 
+    /// Whether no answer came: Redis may give one to the next call.
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unavailable(error) if error.code().is_none())
+    }
+
     /// Whether a script that does the same thing once, however often it is called, may succeed on another connection:
     /// the connection broke, the reply was cut short, or the server has lost the script between its being loaded and called.
     pub fn is_worth_resending(&self) -> bool {
