@@ -17,7 +17,7 @@ const FILL_MAX: usize = 20;
 
 const ROW: &str = "SELECT version, epoch, total, ends_at, evicted_taken, evicted_sequence, \
     CAST(CASE WHEN evicted_at IS NULL THEN 0 ELSE 1 END AS BIGINT), \
-    CAST(CASE switch WHEN 'on' THEN 0 WHEN 'paused' THEN 1 ELSE 2 END AS BIGINT) FROM campaigns WHERE id = $1";
+    CAST(CASE admin_state WHEN 'on' THEN 0 WHEN 'paused' THEN 1 ELSE 2 END AS BIGINT) FROM campaigns WHERE id = $1";
 
 /// The campaign's row in SQL.
 #[derive(Debug)]
