@@ -1,5 +1,8 @@
 //! What watches over core: metrics, the description of the API, health checks. None of them needs a token.
 
+use std::fs;
+use std::path::Path;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::wait::holds;
@@ -48,6 +51,12 @@ async fn the_description_names_every_call() {
     let reply = core.client().call(Method::GET, &url, "", &Value::Null).await.expect(200);
     assert!(reply.header("content-type").starts_with("application/json"));
     let document = reply.json();
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("openapi.json");
+    if std::env::var_os("UPDATE_OPENAPI").is_some() {
+        fs::write(&committed, format!("{document:#}\n")).unwrap();
+    }
+    let written: Value = serde_json::from_str(&fs::read_to_string(committed).unwrap()).unwrap();
+    assert!(written == document, "openapi.json differs: run this test with UPDATE_OPENAPI=1");
     assert!(document["openapi"].as_str().unwrap().starts_with("3."), "{}", document["openapi"]);
     let one = "/admin/v1/campaigns/{id}";
     for (path, methods) in [

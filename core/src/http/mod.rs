@@ -8,6 +8,7 @@ pub mod internal;
 pub mod middleware;
 mod openapi;
 pub mod router;
+mod routes;
 pub mod state;
 
 use std::sync::Arc;

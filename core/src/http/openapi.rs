@@ -5,29 +5,11 @@ use utoipa::OpenApi;
 
 use super::error::ApiResult;
 use super::extract::json;
-use super::{admin, internal};
+use super::routes::{admin_routes, internal_routes};
 
 #[derive(OpenApi)]
 #[openapi(
     info(title = "claimgate core", description = "Decides claims, exactly up to their limits."),
-    paths(
-        internal::claims::claim,
-        internal::claims::look_up,
-        internal::claims::confirm,
-        internal::claims::return_units,
-        internal::campaigns::show,
-        admin::campaigns::create,
-        admin::campaigns::list,
-        admin::campaigns::show,
-        admin::campaigns::update,
-        admin::campaigns::pause,
-        admin::campaigns::resume,
-        admin::campaigns::end,
-        admin::campaigns::warm_up,
-        admin::reconciliation::compare,
-        admin::reconciliation::repair,
-        admin::claims::list,
-    ),
     tags(
         (name = "internal", description = "For the edge (signed) and back ends (API token)"),
         (name = "admin", description = "For admins (admin token), on a listener of its own"),
@@ -36,5 +18,8 @@ use super::{admin, internal};
 struct Document;
 
 pub(super) async fn document() -> ApiResult {
-    json(StatusCode::OK, &Document::openapi())
+    let mut document = Document::openapi();
+    document.merge(internal_routes().into_openapi());
+    document.merge(admin_routes().into_openapi());
+    json(StatusCode::OK, &document)
 }

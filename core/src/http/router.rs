@@ -1,4 +1,4 @@
-//! Every route, by who calls it.
+//! Both listeners: their routes, and the limits that both keep.
 
 use std::sync::Arc;
 
@@ -8,44 +8,25 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse as _;
-use axum::routing::{get, patch, post};
+use axum::routing::get;
 use claimgate_shared::{Code, Problem};
 use tokio::sync::Semaphore;
 
 use super::error::{ApiError, ApiResult};
 use super::extract::json;
-use super::middleware::{answered_in_time, finish, limited, not_found};
+use super::middleware::{finish, limited, not_found};
+use super::openapi;
+use super::routes::{admin_routes, internal_routes};
 use super::state::AppState;
-use super::{admin, internal, openapi};
 
 /// For the edge and for back ends.
 pub fn internal_router(state: AppState) -> Router {
-    let routes = Router::new()
-        .route("/internal/v1/claims/{claim_id}", get(internal::claims::look_up))
-        .route("/internal/v1/claims/{claim_id}/confirm", post(internal::claims::confirm))
-        .route("/internal/v1/claims/{claim_id}/return", post(internal::claims::return_units))
-        .route("/internal/v1/campaigns/{id}", get(internal::campaigns::show))
-        .layer(from_fn(answered_in_time))
-        .route("/internal/v1/claims", post(internal::claims::claim));
-    with_limits(routes, state)
+    with_limits(Router::from(internal_routes()), state)
 }
 
-/// For admins and for whoever watches over core: a private listener.
+/// For admins and for monitoring: a private listener.
 pub fn admin_router(state: AppState) -> Router {
-    let routes = Router::new()
-        .route("/admin/v1/campaigns", get(admin::campaigns::list))
-        .route("/admin/v1/campaigns/{id}", get(admin::campaigns::show))
-        .route("/admin/v1/campaigns/{id}/pause", post(admin::campaigns::pause))
-        .route("/admin/v1/campaigns/{id}/resume", post(admin::campaigns::resume))
-        .route("/admin/v1/campaigns/{id}/end", post(admin::campaigns::end))
-        .route("/admin/v1/campaigns/{id}/claims", get(admin::claims::list))
-        .layer(from_fn(answered_in_time))
-        // These have a body to wait for first.
-        .route("/admin/v1/campaigns", post(admin::campaigns::create))
-        .route("/admin/v1/campaigns/{id}", patch(admin::campaigns::update))
-        // These may go through a whole campaign.
-        .route("/admin/v1/campaigns/{id}/warm-up", post(admin::campaigns::warm_up))
-        .route("/admin/v1/campaigns/{id}/reconciliation", get(admin::reconciliation::compare).post(admin::reconciliation::repair))
+    let routes = Router::from(admin_routes())
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));
     with_limits(routes, state)

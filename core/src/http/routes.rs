@@ -1,0 +1,38 @@
+//! Every call, by who makes it: the one list of which both the routers and the OpenAPI document are made.
+
+use axum::middleware::from_fn;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::middleware::answered_in_time;
+use super::state::AppState;
+use super::{admin, internal};
+
+/// Calls of the edge and of back ends.
+pub fn internal_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(internal::claims::look_up))
+        .routes(routes!(internal::claims::confirm))
+        .routes(routes!(internal::claims::return_units))
+        .routes(routes!(internal::campaigns::show))
+        .layer(from_fn(answered_in_time))
+        .routes(routes!(internal::claims::claim))
+}
+
+/// Calls of admins.
+pub fn admin_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new()
+        .routes(routes!(admin::campaigns::list))
+        .routes(routes!(admin::campaigns::show))
+        .routes(routes!(admin::campaigns::pause))
+        .routes(routes!(admin::campaigns::resume))
+        .routes(routes!(admin::campaigns::end))
+        .routes(routes!(admin::claims::list))
+        .layer(from_fn(answered_in_time))
+        // These have a body to wait for first.
+        .routes(routes!(admin::campaigns::create))
+        .routes(routes!(admin::campaigns::update))
+        // These may go through a whole campaign.
+        .routes(routes!(admin::campaigns::warm_up))
+        .routes(routes!(admin::reconciliation::compare, admin::reconciliation::repair))
+}
