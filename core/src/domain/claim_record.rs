@@ -121,3 +121,83 @@ fn status(number: u8) -> Option<ClaimStatus> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn any_record() -> impl Strategy<Value = ClaimRecord> {
+        let status = prop::sample::select(vec![
+            ClaimStatus::Granted,
+            ClaimStatus::Held,
+            ClaimStatus::Returned,
+            ClaimStatus::Expired,
+        ]);
+        let at = 0..4_102_444_800_000_u64;
+        let numbers = (any::<u8>(), any::<u32>(), 0..1_u64 << 40, 0..1_u32 << 24);
+        (any::<[u8; 16]>(), status, numbers, at.clone(), at).prop_map(
+            |(digest, status, (revision, quantity, sequence, day), claimed_at, expires_at)| ClaimRecord {
+                digest,
+                status,
+                revision,
+                quantity,
+                sequence,
+                claimed_at: timestamp(claimed_at).unwrap(),
+                expires_at: optional_timestamp(expires_at),
+                day,
+            },
+        )
+    }
+
+    fn written(record: &ClaimRecord) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        record.write(&mut bytes);
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_again(record in any_record(), more in prop::collection::vec(any::<u8>(), 0..9)) {
+            let bytes = written(&record);
+            prop_assert_eq!(bytes.len(), ClaimRecord::BYTES);
+            prop_assert_eq!(ClaimRecord::read(&[bytes, more].concat()), Some(record));
+        }
+
+        #[test]
+        fn a_record_that_is_cut_short_is_none(record in any_record(), cut in 0..ClaimRecord::BYTES) {
+            prop_assert_eq!(ClaimRecord::read(&written(&record)[..cut]), None);
+        }
+
+        #[test]
+        fn a_moved_claim_carries_its_user(record in any_record()) {
+            let moved = [written(&record), b"alice".to_vec()].concat();
+            prop_assert_eq!(moved_claim(&moved), Some(("alice".parse().unwrap(), record)));
+            prop_assert_eq!(moved_claim(&moved[..ClaimRecord::BYTES]), None, "nobody's claim");
+        }
+    }
+
+    #[test]
+    fn a_users_claims_stand_behind_the_counters() {
+        let mut user = vec![0; USER_HEADER_BYTES];
+        user[12] = 7;
+        assert_eq!(taken_ever(&user), 7);
+        assert!(claims_of(b"alice", &user).is_empty());
+        let claim = ClaimRecord {
+            digest: [9; 16],
+            status: ClaimStatus::Held,
+            revision: 1,
+            quantity: 2,
+            sequence: 3,
+            claimed_at: timestamp(1_700_000_000_000).unwrap(),
+            expires_at: timestamp(1_700_000_060_000),
+            day: 19_675,
+        };
+        claim.write(&mut user);
+        claim.write(&mut user);
+        assert_eq!(claims_of(b"alice", &user), vec![("alice".parse().unwrap(), claim); 2]);
+        assert!(claims_of(b"no user", &user).is_empty(), "a blank is in no user id");
+        assert_eq!(taken_ever(b"short"), 0);
+    }
+}

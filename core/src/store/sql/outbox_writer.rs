@@ -279,3 +279,86 @@ fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
     }
     rows
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::claim_record::ClaimRecord;
+
+    fn event(user: &str, status: ClaimStatus, revision: u8, decided: Option<(u64, u64)>) -> ClaimEvent {
+        let at = Timestamp::default();
+        let claim = ClaimRecord {
+            digest: [1; 16],
+            status,
+            revision,
+            quantity: 1,
+            sequence: 1,
+            claimed_at: at,
+            expires_at: None,
+            day: 0,
+        };
+        ClaimEvent {
+            user: user.parse().unwrap(),
+            claim,
+            updated_at: at,
+            limit_at_decision: decided.map(|(limit, _)| limit),
+            cumulative_taken: decided.map(|(_, taken)| taken),
+        }
+    }
+
+    fn entry(epoch: u64, events: Vec<ClaimEvent>) -> OutboxEntry {
+        OutboxEntry { id: "1-0".to_owned(), epoch, count: 1, events }
+    }
+
+    #[test]
+    fn one_row_a_claim_in_its_last_state_with_the_numbers_of_its_decision() {
+        let entries = [
+            entry(
+                1,
+                vec![
+                    event("a", ClaimStatus::Held, 1, Some((10, 4))),
+                    event("b", ClaimStatus::Granted, 1, Some((10, 5))),
+                ],
+            ),
+            entry(1, vec![event("a", ClaimStatus::Granted, 2, None)]),
+        ];
+        let rows = newest(&entries);
+        assert_eq!(rows.len(), 2);
+        assert_eq!((rows[0].event.claim.status, rows[0].event.claim.revision), (ClaimStatus::Granted, 2));
+        assert_eq!((rows[0].limit_at_decision, rows[0].cumulative_taken), (Some(10), Some(4)));
+        assert_eq!(rows[1].event.user.as_str(), "b");
+    }
+
+    #[test]
+    fn an_older_state_that_comes_later_changes_nothing() {
+        let entries = [
+            entry(2, vec![event("a", ClaimStatus::Returned, 3, None)]),
+            entry(2, vec![event("a", ClaimStatus::Granted, 2, None)]),
+            entry(1, vec![event("a", ClaimStatus::Granted, 9, Some((10, 1)))]),
+        ];
+        let rows = newest(&entries);
+        assert_eq!(rows.len(), 1);
+        assert_eq!((rows[0].epoch, rows[0].event.claim.status), (2, ClaimStatus::Returned));
+    }
+
+    #[test]
+    fn what_a_later_epoch_decides_anew_brings_its_own_numbers() {
+        let entries = [
+            entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))]),
+            entry(2, vec![event("a", ClaimStatus::Granted, 1, Some((20, 7)))]),
+        ];
+        let rows = newest(&entries);
+        assert_eq!(
+            (rows[0].epoch, rows[0].limit_at_decision, rows[0].cumulative_taken),
+            (2, Some(20), Some(7))
+        );
+    }
+
+    #[test]
+    fn what_an_older_epoch_wrote_is_stored_as_revoked() {
+        let entries = [entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))])];
+        let campaign = "demo".parse().unwrap();
+        assert_eq!(newest(&entries)[0].columns(&campaign, 1).3, "granted");
+        assert_eq!(newest(&entries)[0].columns(&campaign, 2).3, "revoked");
+    }
+}
