@@ -56,7 +56,7 @@ impl Tokens {
     /// Whose token this is. Looks at all of them, each in constant time.
     pub fn caller(&self, token: &str) -> Option<&Caller> {
         let digest: [u8; 32] = Sha256::digest(token).into();
-        let matching = self.0.iter().filter(|(_, handle)| bool::from(handle.ct_eq(&digest)));
+        let matching = self.0.iter().filter(|(_, stored)| bool::from(stored.ct_eq(&digest)));
         matching.map(|(caller, _)| caller).next_back()
     }
 }

@@ -97,11 +97,11 @@ impl Holds {
     /// Holds of `id` fall due at `at`; the earliest counts.
     fn expect(&mut self, id: CampaignId, at: Instant) {
         let at = self.pauses.get(&id).map_or(at, |pause| at.max(*pause));
-        if let Some(handle) = self.at.get(&id) {
-            if *handle <= at {
+        if let Some(earlier) = self.at.get(&id) {
+            if *earlier <= at {
                 return;
             }
-            self.due.remove(&(*handle, id.clone()));
+            self.due.remove(&(*earlier, id.clone()));
         }
         self.at.insert(id.clone(), at);
         self.due.insert((at, id));

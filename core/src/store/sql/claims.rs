@@ -161,17 +161,17 @@ impl SqlStore {
         };
         let ids: Vec<_> = claims.iter().map(|(user, record)| [id(user, record).to_string()]).collect();
         step::before("sql:lacking").await;
-        let handle =
+        let stored =
             sqlx::query(AssertSqlSafe(statements::REVISIONS.replace(statements::ROWS, self.rows_of_json)))
                 .bind(serde_json::to_string(&ids).unwrap_or_default())
                 .fetch_all(&self.pool.within(BULK))
                 .await;
-        let handle = step::after(handle)?
+        let stored = step::after(stored)?
             .iter()
             .map(|row| Ok((row.try_get::<String, _>(0)?, unsigned(row.try_get(1)?)?)))
             .collect::<Result<HashMap<_, _>, SqlError>>()?;
         let lacks = |(user, record): &(UserId, ClaimRecord)| {
-            handle.get(&id(user, record).to_string()).is_none_or(|there| *there < u64::from(record.revision))
+            stored.get(&id(user, record).to_string()).is_none_or(|there| *there < u64::from(record.revision))
         };
         Ok(claims.into_iter().filter(lacks).collect())
     }

@@ -267,12 +267,12 @@ fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
                 rows.push(row);
             }
             Occupied(place) => {
-                let handle = &mut rows[*place.get()];
-                if (epoch, event.claim.revision) > (handle.epoch, handle.event.claim.revision) {
+                let newest = &mut rows[*place.get()];
+                if (epoch, event.claim.revision) > (newest.epoch, newest.event.claim.revision) {
                     // The guard's numbers belong together: a new decision brings both, a later state neither.
-                    let decided = if row.cumulative_taken.is_some() { row } else { *handle };
+                    let decided = if row.cumulative_taken.is_some() { row } else { *newest };
                     let Row { limit_at_decision, cumulative_taken, .. } = decided;
-                    *handle = Row { limit_at_decision, cumulative_taken, ..row };
+                    *newest = Row { limit_at_decision, cumulative_taken, ..row };
                 }
             }
         }
