@@ -3,14 +3,14 @@
 
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
 defect ack_before_commit core/src/jobs/outbox_relay.rs \
-    '            let committed = self.drain.archive.drain(&campaign.id, &read.entries);' \
-    '            self.drain.ledger.acknowledge(&known.keys, &read.entries).await?;
-            let committed = self.drain.archive.drain(&campaign.id, &read.entries);'
-defect recovery_skips_the_outbox core/src/recovery.rs \
-    '        self.drain_all(known).await?;
+    '            let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);' \
+    '            self.relay.redis.acknowledge(&handle.keys, &batch.entries).await?;
+            let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);'
+defect recovery_skips_the_outbox core/src/engine/recovery.rs \
+    '        self.relay_suspended(handle).await?;
         // Of an older epoch' \
     '        // Of an older epoch'
-defect older_row_wins core/src/archive/statements.rs \
+defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
 # Invariant 3: one claim a key.
@@ -50,65 +50,65 @@ defect day_of_utc lua/prelude.lua '(seconds + offset) / 86400' 'seconds / 86400'
 defect day_goes_back lua/claim.lua 'if last_day >= today then' 'if last_day == today then'
 defect window_ends_late lua/claim.lua 'if now >= campaign.ends_at' 'if now > campaign.ends_at'
 defect pause_after_window lua/claim.lua \
-    "  if campaign.switch == 'paused' then return PAUSED end" \
+    "  if campaign.admin_state == 'paused' then return PAUSED end" \
     "  if now < campaign.starts_at then return NOT_STARTED .. struct.pack('>I6', campaign.starts_at) end
-  if campaign.switch == 'paused' then return PAUSED end"
+  if campaign.admin_state == 'paused' then return PAUSED end"
 
 # Invariant 9: back once, and to where it was taken.
 defect give_back_forgets_the_day lua/prelude.lua \
     '  if claim.day == day then today = today - claim.quantity end' ''
 defect give_back_to_any_day lua/prelude.lua 'if claim.day == day then' 'if true then'
-defect returned_twice lua/settle.lua \
+defect returned_twice lua/transition.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
-defect confirmed_hold_stays_due lua/settle.lua 'if claim.status == HELD then append' 'if false then append'
-defect hold_lasts_longer lua/settle.lua 'work.now >= claim.expires_at' 'work.now > claim.expires_at'
+defect confirmed_hold_stays_due lua/transition.lua 'if claim.status == HELD then append' 'if false then append'
+defect hold_lasts_longer lua/transition.lua 'work.now >= claim.expires_at' 'work.now > claim.expires_at'
 defect refused_while_holds_are_due lua/claim.lua 'if more_due then return AGAIN end' ''
-defect holds_not_loaded core/src/ledger/loading.rs \
+defect holds_not_loaded core/src/store/redis/loader.rs \
     'claim.status == ClaimStatus::Held)' 'claim.status == ClaimStatus::Revoked)'
 
 # Invariant 8: a Redis that has lost something decides nothing.
 defect floor_not_checked lua/prelude.lua \
     "if tonumber(f[17]) < tonumber(ARGV[3]) then return nil, 'behind' end" ''
 defect sentinel_not_checked lua/prelude.lua "    return nil, 'sentinel'" ''
-defect sequence_given_again core/src/recovery.rs 'campaign.reached.sequence.max(totals.sequence)' 'totals.sequence'
+defect sequence_given_again core/src/engine/recovery.rs 'campaign.high_water_mark.sequence.max(totals.sequence)' 'totals.sequence'
 
 # Under memory pressure nothing is written.
 defect no_shebang lua/prelude.lua '#!lua
 ' ''
 # The drain, which frees memory, needs none.
-defect drain_needs_memory core/src/ledger/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'
+defect drain_needs_memory core/src/store/redis/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'
 # Neither does an eviction.
-defect eviction_needs_memory core/src/ledger/scripts.rs \
-    'with_flags("allow-oom", include_str!("../../../lua/suspend.lua"))' \
-    'with_flags("allow-stale", include_str!("../../../lua/suspend.lua"))' faults without_memory
+defect eviction_needs_memory core/src/store/redis/scripts.rs \
+    'with_flags("allow-oom", include_str!("../../../../lua/suspend.lua"))' \
+    'with_flags("allow-stale", include_str!("../../../../lua/suspend.lua"))' faults without_memory
 
 # Two cores: who suspends a campaign makes every older loader late, wherever that stands.
 defect loader_not_fenced lua/load.lua '  if f[1] ~= token then return true end
 ' '' faults lock::an_old_token
 defect older_token_suspends lua/suspend.lua \
     "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
-defect evicted_suspended_again core/src/archive/campaigns.rs \
+defect evicted_suspended_again core/src/store/sql/campaigns.rs \
     'WHERE id = $1 AND evicted_at IS NULL RETURNING *' 'WHERE id = $1 RETURNING *' interleavings regressions
-defect epoch_raised_by_a_late_loader core/src/archive/campaigns.rs \
+defect epoch_raised_by_a_late_loader core/src/store/sql/campaigns.rs \
     'AND epoch = $5 AND token = $6 RETURNING' 'AND epoch = $5 AND $6 >= 0 RETURNING' interleavings regressions
 defect keys_dropped_unguarded lua/drop.lua \
     "if f[1] == ARGV[1] and f[2] == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
     "redis.call('UNLINK', unpack(KEYS))" interleavings regressions
-defect eviction_ignores_a_change core/src/archive/campaigns.rs \
+defect eviction_ignores_a_change core/src/store/sql/campaigns.rs \
     'AND token = $7 AND version = $8 RETURNING' 'AND token = $7 AND $8 >= 0 RETURNING' interleavings regressions
 
 # Redis and a database that do not belong together.
 defect another_registers_campaign_suspended lua/suspend.lua \
     "if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end" '' \
     faults lock::what_is_not_ours
-defect lost_rows_not_rescued core/src/recovery.rs \
+defect lost_rows_not_rescued core/src/engine/recovery.rs \
     'if (totals.taken, totals.revisions) == (suspended.taken, revisions) {' \
     'if totals.revisions < u64::MAX {' faults registers::rows_that_sql_has_lost
 defect lost_rows_not_told core/src/jobs/lost_rows.rs 'look.backlog + totals.revisions' 'look.revisions' \
     faults registers::rows_that_sql_has_lost_are_told
-defect foreign_keys_dropped_though_served core/src/foreign.rs \
+defect foreign_keys_dropped_though_served core/src/engine/foreign.rs \
     'format!("{whole}.5")' 'format!("{}", i64::MAX >> whole.len())' faults registers::another_registers_campaign_is_removed
-defect another_redis_may_serve core/src/serving.rs \
+defect another_redis_may_serve core/src/engine/serving.rs \
     'if there.store_id == store_id {' 'if !there.store_id.is_empty() {' faults registers::a_second_core
 defect index_never_used core/migrations/0002_claims_by_place_and_user.sql \
     'ON claims (campaign_id, user_id, sequence);' 'ON claims (day, user_id);' faults plans::
