@@ -13,6 +13,7 @@ pub mod handle;
 pub mod health;
 pub mod notices;
 pub mod reconcile;
+mod reconnect;
 pub mod recovery;
 pub mod registry;
 pub mod serving;

@@ -1,8 +1,5 @@
-//! Calls on a campaign in Redis that keep what this core holds of it in step with both stores.
-//!
-//! Behind a new connection may be a Redis that has lost claims, or has old rules. So each campaign is synchronised once per
-//! connection before it is called upon: SQL says how far it had come, and its rules are put into force. What a call tells
-//! is recorded in the campaign's handle.
+//! Calls on a campaign in Redis. What a call tells is recorded in the campaign's handle; what precedes it on a new connection
+//! is in `reconnect`.
 
 use std::sync::Arc;
 
@@ -15,9 +12,9 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
-use crate::store::redis::calls::{CampaignCall, Claim, Read, SetRules, SoldOut, Transition};
-use crate::store::redis::scripts::{Counters, Decided, Ready, SoldOutReply};
-use crate::store::redis::{RedisStore, RedisStoreError, Session};
+use crate::store::redis::calls::{Claim, Read, SetRules, SoldOut, Transition};
+use crate::store::redis::scripts::{Counters, Decided, SoldOutReply};
+use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
 
 /// Why a call on a campaign gave no answer.
@@ -129,74 +126,5 @@ impl CampaignSync {
     /// When Redis does not say.
     pub async fn sold_out(&self, handle: &CampaignHandle) -> Result<Option<SoldOutReply>, SyncError> {
         self.call(handle, &SoldOut).await
-    }
-
-    /// Calls a script on a campaign. When another core has loaded the campaign since this one last asked SQL, it asks SQL
-    /// and calls again.
-    async fn call<C: CampaignCall>(&self, handle: &CampaignHandle, call: &C) -> Result<C::Reply, SyncError> {
-        let mut reply = self.call_resent(handle, call).await?;
-        if matches!(reply, Err(NotReadyReason::Epoch)) {
-            let campaign = handle.campaign();
-            if let Ok(Some(now)) = self.sql.campaign(&campaign.id).await
-                && now.epoch > campaign.epoch
-            {
-                handle.update(now);
-                reply = self.call_resent(handle, call).await?;
-            }
-        }
-        reply.map_err(|reason| {
-            handle.mark_not_ready(reason);
-            SyncError::not_ready(reason)
-        })
-    }
-
-    /// Calls a script on a campaign; once more, on a new connection, where the first one broke.
-    async fn call_resent<C: CampaignCall>(
-        &self,
-        handle: &CampaignHandle,
-        call: &C,
-    ) -> Result<Ready<C::Reply>, SyncError> {
-        let first = self.try_call(handle, call).await;
-        if let Err(SyncError::Redis(RedisStoreError::Unavailable(_))) = first {
-            // It may have been done all the same.
-            handle.has_events();
-        }
-        match first {
-            Err(SyncError::Redis(error)) if error.is_worth_resending() => self.try_call(handle, call).await,
-            first => first,
-        }
-    }
-
-    async fn try_call<C: CampaignCall>(
-        &self,
-        handle: &CampaignHandle,
-        call: &C,
-    ) -> Result<Ready<C::Reply>, SyncError> {
-        let mut session = self.redis.session().await?;
-        if handle.synced_generation() != session.generation() {
-            self.synchronise(handle, &mut session).await?;
-        }
-        let campaign = handle.campaign();
-        Ok(self.redis.call(&mut session, &handle.target(&campaign), call).await?)
-    }
-
-    /// Asks SQL how far the campaign had come, and puts its rules into force.
-    async fn synchronise(&self, handle: &CampaignHandle, session: &mut Session) -> Result<(), SyncError> {
-        if let Some(campaign) = self.sql.campaign(&handle.campaign().id).await? {
-            handle.update(campaign);
-        }
-        let campaign = handle.campaign();
-        let target = handle.target(&campaign);
-        let rules = SetRules { campaign: &campaign, now: clock::now() };
-        match self.redis.call(session, &target, &rules).await {
-            // Without memory nothing is granted either; the relay still has to find its campaigns.
-            Err(RedisStoreError::OutOfMemory(_)) => return Ok(()),
-            Ok(Ok(())) => handle.mark_rules_applied(campaign.version),
-            // The call that follows is told so, too.
-            Ok(Err(reason)) => handle.mark_not_ready(reason),
-            Err(error) => return Err(error.into()),
-        }
-        handle.mark_synced(session.generation());
-        Ok(())
     }
 }
