@@ -30,6 +30,7 @@ local GRANT, REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER, PER_CLAIM, DA
 -- The limits in the order in which they refuse: what is answered, and the campaign's field. What is taken of each stands
 -- at the same place in `used`. A further limit is a further entry.
 local LIMITS = { { DAILY, 'per_user_per_day' }, { USER, 'per_user' }, { TOTAL, 'total' } }
+local TODAY, EVER, ALL = 1, 2, 3
 
 local function closed(campaign, now)
   if campaign.admin_state == 'paused' then return PAUSED end
@@ -101,12 +102,12 @@ end
 
 -- The lists are filled by a counted place: `#` looks for their end each time.
 local function grant(user_id, record, digest, quantity, day)
-  sequence, used[3] = sequence + 1, used[3] + quantity
+  sequence, used[ALL] = sequence + 1, used[ALL] + quantity
   share(quantity, day)
   local claim = digest .. struct.pack('>I5', sequence) .. shared_part
   if record then
     local moved = string.byte(record, HEADER)
-    record = with_claim(user_id, with_counters(record, day, used[1] + quantity, used[2] + quantity, moved), claim)
+    record = with_claim(user_id, with_counters(record, day, used[TODAY] + quantity, used[EVER] + quantity, moved), claim)
   else
     record = first_counters .. claim
   end
@@ -120,26 +121,26 @@ end
 
 local function decide(user_id, record, digest, quantity)
   local day = today
-  used[1], used[2] = 0, 0
+  used[TODAY], used[EVER] = 0, 0
   if record then
     local claim = find_claim(work, record, digest)
     if claim then return struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED end
     local last_day, on_it, ever = unpack_user(record)
-    used[2] = ever
+    used[EVER] = ever
     -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
-    if last_day >= today then day, used[1] = last_day, on_it end
+    if last_day >= today then day, used[TODAY] = last_day, on_it end
   end
   return closed_now or refusal(day, quantity) or grant(user_id, record, digest, quantity, day)
 end
 
-used[3] = taken
+used[ALL] = taken
 local answers = {}
 for i = due + 1, count do
   local user_id = user_ids[i]
   answers[i - due] = decide(user_id, records[user_id] or read[i], digests[i], quantities[i])
 end
 local first_sequence, first_taken = campaign.sequence, taken
-campaign.sequence, campaign.taken = sequence, used[3]
+campaign.sequence, campaign.taken = sequence, used[ALL]
 write_all(work)
 return {
   'decided', now, campaign.version, campaign.events, campaign.total or -1, more_due and 1 or 0,

@@ -19,29 +19,29 @@
 local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]
 
 local function late()
-  local f = redis.call('HMGET', KEYS[1], 'token', 'admin_state', 'epoch')
-  if f[1] ~= token then return true end
-  if step == 'begin' then return f[2] ~= 'suspended' end
-  return f[2] ~= 'loading' or f[3] ~= epoch
+  local last_token, state, loading_epoch = unpack(redis.call('HMGET', campaign_key, 'token', 'admin_state', 'epoch'))
+  if last_token ~= token then return true end
+  if step == 'begin' then return state ~= 'suspended' end
+  return state ~= 'loading' or loading_epoch ~= epoch
 end
 
 local steps = {
   begin = function()
     local sentinel = '0-' .. epoch
     redis.call('UNLINK', unpack(KEYS))
-    redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'epoch', epoch, 'token', token, 'register_id', ARGV[5],
+    redis.call('HSET', campaign_key, 'layout', ARGV[1], 'epoch', epoch, 'token', token, 'register_id', ARGV[5],
       'replication_id', ARGV[6], 'admin_state', 'loading')
-    redis.call('HSET', KEYS[2], '.', epoch)
-    redis.call('HSET', KEYS[3], '.', epoch)
-    redis.call('ZADD', KEYS[4], '-' .. epoch, '.')
-    redis.call('XADD', KEYS[5], sentinel, 'epoch', epoch)
-    redis.call('XGROUP', 'CREATE', KEYS[5], 'relay', sentinel)
+    redis.call('HSET', users_key, '.', epoch)
+    redis.call('HSET', claims_key, '.', epoch)
+    redis.call('ZADD', holds_key, '-' .. epoch, '.')
+    redis.call('XADD', outbox_key, sentinel, 'epoch', epoch)
+    redis.call('XGROUP', 'CREATE', outbox_key, 'relay', sentinel)
   end,
-  users = function() redis.call('HSET', KEYS[2], unpack(ARGV, 5)) end,
-  claims = function() redis.call('HSET', KEYS[3], unpack(ARGV, 5)) end,
-  holds = function() redis.call('ZADD', KEYS[4], unpack(ARGV, 5)) end,
+  users = function() redis.call('HSET', users_key, unpack(ARGV, 5)) end,
+  claims = function() redis.call('HSET', claims_key, unpack(ARGV, 5)) end,
+  holds = function() redis.call('ZADD', holds_key, unpack(ARGV, 5)) end,
   open = function()
-    redis.call('HSET', KEYS[1], 'sequence', ARGV[5], 'events', ARGV[6], 'events_loaded', ARGV[6], 'taken', ARGV[7],
+    redis.call('HSET', campaign_key, 'sequence', ARGV[5], 'events', ARGV[6], 'events_loaded', ARGV[6], 'taken', ARGV[7],
       'revisions_loaded', ARGV[8], 'backlog', '0', unpack(ARGV, 9))
   end,
 }

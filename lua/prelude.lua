@@ -14,6 +14,7 @@
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs.
 
+local campaign_key, users_key, claims_key, holds_key, outbox_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local LAYOUT = '4'
 local HEADER, CLAIM, DIGEST = 14, 42, 16
 local INLINE_MAX = 8
@@ -31,29 +32,30 @@ end
 -- of replication, or with fewer events (grants, confirmations, returns, expiries) than the caller knows of, means that
 -- counters cannot be trusted.
 local function open_campaign()
-  local f = redis.call('HMGET', KEYS[1], 'layout', 'epoch', 'sequence', 'taken', 'admin_state', 'starts_at', 'ends_at',
-    'total', 'per_user', 'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events',
-    'register_id', 'replication_id')
-  if not f[1] then return nil, 'missing' end
-  if f[1] ~= LAYOUT or ARGV[1] ~= LAYOUT then return nil, 'layout' end
-  if f[18] ~= ARGV[4] then return nil, 'register' end
-  if f[5] == 'loading' or f[5] == 'suspended' then return nil, f[5] end
-  local epoch = f[2]
+  local layout, epoch, sequence, taken, admin_state, starts_at, ends_at, total, per_user, per_user_per_day, per_claim,
+    hold_ms, days, days_until, version, backlog, events, register_id, replication_id = unpack(redis.call('HMGET',
+    campaign_key, 'layout', 'epoch', 'sequence', 'taken', 'admin_state', 'starts_at', 'ends_at', 'total', 'per_user',
+    'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events', 'register_id',
+    'replication_id'))
+  if not layout then return nil, 'missing' end
+  if layout ~= LAYOUT or ARGV[1] ~= LAYOUT then return nil, 'layout' end
+  if register_id ~= ARGV[4] then return nil, 'register' end
+  if admin_state == 'loading' or admin_state == 'suspended' then return nil, admin_state end
   if epoch ~= ARGV[2] then return nil, 'epoch' end
-  if f[19] ~= ARGV[5] then return nil, 'replication' end
-  if tonumber(f[17]) < tonumber(ARGV[3]) then return nil, 'behind' end
-  if redis.call('HGET', KEYS[2], '.') ~= epoch or redis.call('HGET', KEYS[3], '.') ~= epoch
-    or redis.call('ZSCORE', KEYS[4], '.') ~= '-' .. epoch
-    or #redis.call('XRANGE', KEYS[5], '0-' .. epoch, '0-' .. epoch) ~= 1 then
+  if replication_id ~= ARGV[5] then return nil, 'replication' end
+  if tonumber(events) < tonumber(ARGV[3]) then return nil, 'behind' end
+  if redis.call('HGET', users_key, '.') ~= epoch or redis.call('HGET', claims_key, '.') ~= epoch
+    or redis.call('ZSCORE', holds_key, '.') ~= '-' .. epoch
+    or #redis.call('XRANGE', outbox_key, '0-' .. epoch, '0-' .. epoch) ~= 1 then
     return nil, 'sentinel'
   end
   return {
-    epoch = epoch, sequence = tonumber(f[3]), taken = tonumber(f[4]), admin_state = f[5],
-    starts_at = tonumber(f[6]), ends_at = tonumber(f[7]) or math.huge,
-    total = tonumber(f[8]), per_user = tonumber(f[9]) or UNLIMITED,
-    per_user_per_day = tonumber(f[10]) or UNLIMITED, per_claim = tonumber(f[11]) or UNLIMITED,
-    hold_ms = tonumber(f[12]), days = f[13], days_until = tonumber(f[14]), version = tonumber(f[15]),
-    backlog = tonumber(f[16]), events = tonumber(f[17]),
+    epoch = epoch, sequence = tonumber(sequence), taken = tonumber(taken), admin_state = admin_state,
+    starts_at = tonumber(starts_at), ends_at = tonumber(ends_at) or math.huge,
+    total = tonumber(total), per_user = tonumber(per_user) or UNLIMITED,
+    per_user_per_day = tonumber(per_user_per_day) or UNLIMITED, per_claim = tonumber(per_claim) or UNLIMITED,
+    hold_ms = tonumber(hold_ms), days = days, days_until = tonumber(days_until), version = tonumber(version),
+    backlog = tonumber(backlog), events = tonumber(events),
   }
 end
 
@@ -122,14 +124,14 @@ end
 
 -- Reads these users' records, in their order, and those of these claims that have moved out; the lists go side by side.
 local function read_records(work, user_ids, digests)
-  local records, apart = read_fields(KEYS[2], user_ids), {}
+  local records, apart = read_fields(users_key, user_ids), {}
   for i = 1, #user_ids do
     local record = records[i]
     if record and string.byte(record, HEADER) == 1 and not find_inline(record, digests[i]) then
       apart[#apart + 1] = digests[i]
     end
   end
-  for i, moved in ipairs(read_fields(KEYS[3], apart)) do
+  for i, moved in ipairs(read_fields(claims_key, apart)) do
     work.moved[apart[i]] = moved and string.sub(moved, 1, CLAIM)
   end
   return records
@@ -182,7 +184,7 @@ end
 -- The holds that are due, at most DUE_MAX: their users and their digests. More may be due when there are that many.
 local function due_holds(now)
   local user_ids, digests = {}, {}
-  for i, member in ipairs(redis.call('ZRANGE', KEYS[4], 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)) do
+  for i, member in ipairs(redis.call('ZRANGE', holds_key, 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)) do
     user_ids[i], digests[i] = string.sub(member, 1, -DIGEST - 2), string.sub(member, -DIGEST)
   end
   return user_ids, digests
@@ -210,17 +212,17 @@ end
 -- Everything the script has changed. All that can fail has been done before. What a list names twice is there as it
 -- stands last.
 local function write_all(work)
-  write('HSET', KEYS[2], work.users)
-  write('HSET', KEYS[3], work.claims)
-  write('ZADD', KEYS[4], work.held)
-  write('ZREM', KEYS[4], work.freed)
+  write('HSET', users_key, work.users)
+  write('HSET', claims_key, work.claims)
+  write('ZADD', holds_key, work.held)
+  write('ZREM', holds_key, work.freed)
   local campaign, events = work.campaign, #work.event_users
   if events == 0 then return end
   campaign.events = campaign.events + events
   local count, taken = string.format('%.0f', campaign.events), string.format('%.0f', campaign.taken)
-  redis.call('HSET', KEYS[1], 'taken', taken, 'events', count, 'sequence', string.format('%.0f', campaign.sequence),
+  redis.call('HSET', campaign_key, 'taken', taken, 'events', count, 'sequence', string.format('%.0f', campaign.sequence),
     'backlog', string.format('%.0f', campaign.backlog + events))
-  redis.call('XADD', KEYS[5], '*', 'epoch', campaign.epoch, 'count', count, 'at', string.format('%.0f', work.now),
+  redis.call('XADD', outbox_key, '*', 'epoch', campaign.epoch, 'count', count, 'at', string.format('%.0f', work.now),
     'total', string.format('%.0f', campaign.total or 0), 'taken', taken,
     'users', table.concat(work.event_users, ' '), 'claims', table.concat(work.event_claims))
 end

@@ -11,11 +11,11 @@ local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local record = false
 if ARGV[6] then
-  local user = redis.call('HGET', KEYS[2], ARGV[6])
+  local user = redis.call('HGET', users_key, ARGV[6])
   local at = user and find_inline(user, ARGV[7])
   record = at and string.sub(user, at, at + CLAIM - 1)
   if user and not at and string.byte(user, HEADER) == 1 then
-    local moved = redis.call('HGET', KEYS[3], ARGV[7])
+    local moved = redis.call('HGET', claims_key, ARGV[7])
     record = moved and string.sub(moved, 1, CLAIM)
   end
 end

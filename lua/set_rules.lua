@@ -11,5 +11,5 @@
 local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 if campaign.version > tonumber(ARGV[6]) then return { 'newer' } end
-redis.call('HSET', KEYS[1], unpack(ARGV, 7))
+redis.call('HSET', campaign_key, unpack(ARGV, 7))
 return { 'changed' }

@@ -13,7 +13,7 @@
 local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
-local hold = redis.call('ZRANGE', KEYS[4], 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+local hold = redis.call('ZRANGE', holds_key, 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
 local ends = math.min(campaign.ends_at, hold[2] or math.huge, now + 1000)
 if campaign.admin_state ~= 'on' or now < campaign.starts_at or now >= ends
   or campaign.taken < (campaign.total or math.huge) then

@@ -13,23 +13,24 @@
 --   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
 
 local STUB_MS = 3600000
-local f = redis.call('HMGET', KEYS[1], 'layout', 'register_id', 'token', 'epoch', 'sequence', 'events', 'taken',
-  'events_loaded', 'revisions_loaded')
-local layout, register_id, token, epoch = f[1], f[2], f[3], f[4] or '0'
+local layout, register_id, token, epoch, sequence, events, taken, events_loaded, revisions_loaded = unpack(redis.call(
+  'HMGET', campaign_key, 'layout', 'register_id', 'token', 'epoch', 'sequence', 'events', 'taken', 'events_loaded',
+  'revisions_loaded'))
+epoch = epoch or '0'
 if layout and layout ~= ARGV[1] then return { 'not_ready', 'layout' } end
 if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end
 if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end
 
-local sequence, events, taken = tonumber(f[5]) or 0, tonumber(f[6]) or 0, tonumber(f[7]) or 0
-local events_loaded, revisions_loaded = tonumber(f[8]), tonumber(f[9])
+sequence, events, taken = tonumber(sequence) or 0, tonumber(events) or 0, tonumber(taken) or 0
+events_loaded, revisions_loaded = tonumber(events_loaded), tonumber(revisions_loaded)
 local revisions = -1
-if events_loaded and revisions_loaded and redis.call('HGET', KEYS[2], '.') == epoch
-  and redis.call('HGET', KEYS[3], '.') == epoch then
+if events_loaded and revisions_loaded and redis.call('HGET', users_key, '.') == epoch
+  and redis.call('HGET', claims_key, '.') == epoch then
   -- Every event raises one claim's revision by one.
   revisions = revisions_loaded + events - events_loaded
 end
-redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
+redis.call('HSET', campaign_key, 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
   'admin_state', 'suspended')
 -- A stub holds nothing: left by a suspender that came late, or died, it goes by itself.
-if not layout then redis.call('PEXPIRE', KEYS[1], STUB_MS) end
+if not layout then redis.call('PEXPIRE', campaign_key, STUB_MS) end
 return { 'suspended', tonumber(epoch) or 0, sequence, events, taken, revisions }

@@ -24,12 +24,12 @@ defect moved_claims_forgotten lua/prelude.lua \
 # Invariant 4: a refusal changes nothing.
 defect denial_counts lua/claim.lua \
     '      if more_due then return AGAIN end' \
-    '      used[3] = used[3] + quantity
+    '      used[ALL] = used[ALL] + quantity
       if more_due then return AGAIN end'
 defect denial_turns_the_day lua/claim.lua \
-    '    used[2] = ever
+    '    used[EVER] = ever
 ' \
-    '    used[2] = ever
+    '    used[EVER] = ever
     if last_day < today then append(users, user_id, with_counters(record, today, 0, ever, string.byte(record, HEADER))) end
 '
 
@@ -37,10 +37,10 @@ defect denial_turns_the_day lua/claim.lua \
 defect part_of_a_claim lua/claim.lua 'if quantity > limits[i] - used[i] then' 'if limits[i] - used[i] <= 0 then'
 defect total_before_user lua/claim.lua \
     '  for i = 1, #limits do' \
-    "  if quantity > limits[3] - used[3] then return TOTAL .. struct.pack('>I5', math.max(limits[3] - used[3], 0)) end
+    "  if quantity > limits[3] - used[ALL] then return TOTAL .. struct.pack('>I5', math.max(limits[3] - used[ALL], 0)) end
   for i = 1, #limits do"
 defect units_not_added lua/claim.lua \
-    'sequence + 1, used[3] + quantity' 'sequence + 1, used[3] + 1'
+    'sequence + 1, used[ALL] + quantity' 'sequence + 1, used[ALL] + 1'
 defect day_one_zone_off lua/prelude.lua \
     '    if from > seconds then break end
     offset = ahead' \
@@ -68,7 +68,7 @@ defect holds_not_loaded core/src/store/redis/loader.rs \
 
 # Invariant 8: a Redis that has lost something decides nothing.
 defect floor_not_checked lua/prelude.lua \
-    "if tonumber(f[17]) < tonumber(ARGV[3]) then return nil, 'behind' end" ''
+    "if tonumber(events) < tonumber(ARGV[3]) then return nil, 'behind' end" ''
 defect sentinel_not_checked lua/prelude.lua "    return nil, 'sentinel'" ''
 defect sequence_given_again core/src/engine/recovery.rs 'campaign.high_water_mark.sequence.max(totals.sequence)' 'totals.sequence'
 
@@ -83,7 +83,7 @@ defect eviction_needs_memory core/src/store/redis/scripts.rs \
     'with_flags("allow-stale", include_str!("../../../../lua/suspend.lua"))' faults without_memory
 
 # Two cores: who suspends a campaign makes every older loader late, wherever that stands.
-defect loader_not_fenced lua/load.lua '  if f[1] ~= token then return true end
+defect loader_not_fenced lua/load.lua '  if last_token ~= token then return true end
 ' '' faults lock::an_old_token
 defect older_token_suspends lua/suspend.lua \
     "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
@@ -92,7 +92,7 @@ defect evicted_suspended_again core/src/store/sql/campaigns.rs \
 defect epoch_raised_by_a_late_loader core/src/store/sql/campaigns.rs \
     'AND epoch = $5 AND token = $6 RETURNING' 'AND epoch = $5 AND $6 >= 0 RETURNING' interleavings regressions
 defect keys_dropped_unguarded lua/drop.lua \
-    "if f[1] == ARGV[1] and f[2] == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
+    "if token == ARGV[1] and state == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
     "redis.call('UNLINK', unpack(KEYS))" interleavings regressions
 defect eviction_ignores_a_change core/src/store/sql/campaigns.rs \
     'AND token = $7 AND version = $8 RETURNING' 'AND token = $7 AND $8 >= 0 RETURNING' interleavings regressions
