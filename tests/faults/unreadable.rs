@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use claimgate_core::config::sqlite_url;
 use claimgate_core::domain::campaign_change::NewCampaign;
 use claimgate_core::domain::claim_record::ClaimRecord;
+use claimgate_core::domain::counters::Epoch;
 use claimgate_core::domain::event::{ClaimEvent, OutboxEntry};
 use claimgate_core::domain::high_water_mark::HighWaterMark;
 use claimgate_core::store::sql::{Change, SqlStore};
@@ -38,7 +39,7 @@ impl Register {
         let change = Change { who: "test", what: "create", at: claimgate_core::clock::now() };
         assert!(sql.create(&campaign, change).await.unwrap().is_none());
         let drawn = sql.draw_token(&campaign.id).await.unwrap().expect("the campaign");
-        sql.raise_epoch(&drawn, 1, HighWaterMark::default()).await.unwrap().expect("epoch 1");
+        sql.raise_epoch(&drawn, Epoch::new(1), HighWaterMark::default()).await.unwrap().expect("epoch 1");
         Self { sql, campaign: campaign.id, _folder: folder, postgres }
     }
 
@@ -73,7 +74,12 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
         limit_at_decision,
         cumulative_taken: Some(cumulative_taken),
     };
-    OutboxEntry { id: format!("1-{cumulative_taken}"), epoch, count: cumulative_taken, events: vec![event] }
+    OutboxEntry {
+        id: format!("1-{cumulative_taken}"),
+        epoch: Epoch::new(epoch),
+        count: cumulative_taken,
+        events: vec![event],
+    }
 }
 
 /// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the

@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 9] = [
+const ELSEWHERE: [(&str, &str); 10] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
     ("redis:survey", "a look at campaigns at rest, which changes nothing"),
+    ("redis:keys_owner", "asked by `drop-foreign` alone; faults::registers does"),
     ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
     ("redis:sold_out", "asked in a task of the gate's own"),
     ("redis:lease.renew", "asked in a task of the lease's own"),

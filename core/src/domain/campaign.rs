@@ -9,6 +9,7 @@ use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Window};
 use serde::{Deserialize, Serialize};
 
+use super::counters::{Epoch, FencingToken};
 use super::high_water_mark::HighWaterMark;
 use super::utc_offsets::TimeZone;
 
@@ -34,10 +35,10 @@ pub struct Campaign {
     /// Raised by every change.
     pub version: u64,
     /// Raised by every load, 0 before the first: what an older epoch still wants to write is refused.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// Raised by everyone who is about to suspend the campaign in Redis: what is written there under an older one is
     /// refused.
-    pub token: u64,
+    pub token: FencingToken,
     /// Which register's campaign it is: Redis may hold another one's of the same name.
     pub register_id: RegisterId,
     /// How far SQL knows it to have come.

@@ -8,6 +8,7 @@ use claimgate_shared::{CampaignId, Limits, Problem, Timestamp, Window};
 use serde::{Deserialize, Deserializer};
 
 use super::campaign::{Campaign, Name, RegisterId};
+use super::counters::{Epoch, FencingToken};
 use super::high_water_mark::HighWaterMark;
 use super::utc_offsets::TimeZone;
 
@@ -44,8 +45,8 @@ impl NewCampaign {
             hold_seconds: new.hold_seconds,
             admin_state: AdminState::On,
             version: 1,
-            epoch: 0,
-            token: 0,
+            epoch: Epoch::default(),
+            token: FencingToken::default(),
             register_id: RegisterId::random()?,
             high_water_mark: HighWaterMark::default(),
             changed_at: now,

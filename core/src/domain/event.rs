@@ -3,6 +3,7 @@
 use claimgate_shared::{CampaignId, ClaimId, Timestamp, UserId};
 
 use super::claim_record::ClaimRecord;
+use super::counters::Epoch;
 
 /// A claim as it stood after a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub struct OutboxEntry {
     /// Its id in the stream.
     pub id: String,
     /// The campaign's epoch when it was written.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// How many events the campaign had had after it.
     pub count: u64,
     /// In the order of their decisions.

@@ -4,6 +4,7 @@ pub mod campaign;
 pub mod campaign_change;
 pub mod claim_record;
 pub mod claim_transition;
+pub mod counters;
 pub mod event;
 pub mod high_water_mark;
 pub mod not_ready;

@@ -57,7 +57,7 @@ impl Recovery {
         self.secure(handle, &drawn, suspended).await?;
         let totals = self.sync.sql.totals(&drawn.id).await?;
         let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
-        let epoch = suspended.epoch.max(drawn.epoch) + 1;
+        let epoch = suspended.epoch.max(drawn.epoch).next();
         // Changed since the token was drawn, it may have a future again.
         let Some(campaign) = self.sync.sql.evict(&drawn, epoch, evicted, clock::now()).await? else {
             return Ok(());

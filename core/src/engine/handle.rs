@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::notices::Notices;
 use crate::domain::campaign::Campaign;
+use crate::domain::counters::Generation;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::CallTarget;
@@ -159,13 +160,13 @@ impl CampaignHandle {
     }
 
     /// The connection to Redis since which SQL was asked how far the campaign had come; 0 for none.
-    pub fn synced_generation(&self) -> u64 {
-        self.synced_generation.load(Ordering::Acquire)
+    pub fn synced_generation(&self) -> Generation {
+        Generation::new(self.synced_generation.load(Ordering::Acquire))
     }
 
     /// Records that SQL was asked how far the campaign had come since the connection `generation`.
-    pub fn mark_synced(&self, generation: u64) {
-        self.synced_generation.store(generation, Ordering::Release);
+    pub fn mark_synced(&self, generation: Generation) {
+        self.synced_generation.store(generation.get(), Ordering::Release);
     }
 
     /// The campaign as the register had it when last looked at.

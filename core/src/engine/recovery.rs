@@ -187,7 +187,7 @@ impl Recovery {
         let started = Instant::now();
         let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(Recovered::Ready) };
         let rescued = self.secure(handle, &drawn, suspended).await?;
-        let epoch = suspended.epoch.max(drawn.epoch) + 1;
+        let epoch = suspended.epoch.max(drawn.epoch).next();
         let mut high_water_mark = handle.high_water_mark();
         // What an older epoch has counted says nothing about this one.
         if suspended.epoch >= drawn.epoch {
@@ -201,7 +201,7 @@ impl Recovery {
         handle.mark_rules_applied(campaign.version);
         handle.mark_ready();
         let seconds = started.elapsed().as_secs_f64();
-        tracing::info!(campaign = %campaign.id, epoch = campaign.epoch, claims, rescued, seconds, "loaded from SQL");
+        tracing::info!(campaign = %campaign.id, epoch = campaign.epoch.get(), claims, rescued, seconds, "loaded from SQL");
         metrics::loaded();
         Ok(Recovered::Loaded(claims))
     }

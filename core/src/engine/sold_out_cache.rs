@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::handle::CampaignHandle;
 use super::sync::{CampaignSync, SyncError};
+use crate::domain::counters::Epoch;
 use crate::store::redis::scripts::SoldOutReply;
 
 /// How old what Redis said may be.
@@ -54,7 +55,7 @@ struct Memory {
     /// The most a user without claims may ask for before another limit refuses.
     most: u64,
     /// In which epoch and up to which sequence the users are known; epoch 0 where they are not.
-    names_of: (u64, u64),
+    names_of: (Epoch, u64),
     /// Everyone who has a claim, by a hash: of two users with the same one, both are sent to Redis.
     users: HashSet<u64>,
 }
@@ -82,7 +83,7 @@ impl SoldOutCache {
             return None;
         }
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
-        let certain = memory.names_of.0 > 0
+        let certain = memory.names_of.0 > Epoch::default()
             && u64::from(quantity.get()) <= memory.most
             && !memory.users.contains(&self.hasher.hash_one(user.as_str().as_bytes()));
         if !certain {
@@ -174,7 +175,7 @@ impl SoldOutCache {
     }
 
     /// Whether nobody has been granted anything since the users were read. If so, the rules are those of now.
-    fn is_current(&self, reply: &SoldOutReply, epoch: u64) -> bool {
+    fn is_current(&self, reply: &SoldOutReply, epoch: Epoch) -> bool {
         let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
         (memory.version, memory.most) = (reply.version, reply.most);
         memory.names_of == (epoch, reply.sequence)
@@ -185,7 +186,7 @@ impl SoldOutCache {
         &self,
         sync: &CampaignSync,
         handle: &CampaignHandle,
-        names_of: (u64, u64),
+        names_of: (Epoch, u64),
     ) -> Result<(), SyncError> {
         self.refusals.store(0, Ordering::Relaxed);
         let mut users = HashSet::new();
@@ -207,7 +208,7 @@ mod tests {
         let sold_out = SoldOutCache::default();
         let hashes = (0..users).map(|user| sold_out.hasher.hash_one(format!("u{user}").as_bytes())).collect();
         *sold_out.memory.write().unwrap() =
-            Memory { version: 1, most: 1, names_of: (1, users), users: hashes };
+            Memory { version: 1, most: 1, names_of: (Epoch::new(1), users), users: hashes };
         sold_out.until_us.store(u64::MAX, Ordering::Release);
         sold_out
     }

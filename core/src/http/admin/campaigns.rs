@@ -53,7 +53,7 @@ impl From<CampaignStatus> for AdminView {
             ready: counters.is_some(),
             taken: counters.map(|now| now.taken),
             sequence: counters.map(|now| now.sequence),
-            epoch: rules.epoch,
+            epoch: rules.epoch.get(),
             backlog: counters.map(|now| now.backlog),
         }
     }

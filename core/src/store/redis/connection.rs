@@ -8,6 +8,8 @@ use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, ServerErrorKin
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::domain::counters::Generation;
+
 /// The longest a call waits for Redis; the edge gives core 2 s in all.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -18,14 +20,14 @@ const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone)]
 pub struct Session {
     pub(super) connection: MultiplexedConnection,
-    pub(super) generation: u64,
+    pub(super) generation: Generation,
     /// The history that the server took over when it was promoted; the same for as long as it stays the primary.
     pub(super) replication_id: Arc<str>,
 }
 
 impl Session {
     /// Which connection this is: another number means that another server may be behind it.
-    pub fn generation(&self) -> u64 {
+    pub fn generation(&self) -> Generation {
         self.generation
     }
 }
@@ -41,7 +43,7 @@ struct State {
     session: Option<Session>,
     /// When the last attempt to connect failed, and why.
     failed: Option<(Instant, RedisError)>,
-    generation: u64,
+    generation: Generation,
 }
 
 impl Connection {
@@ -62,7 +64,7 @@ impl Connection {
         }
         match self.connect_to_primary().await {
             Ok((connection, replication_id)) => {
-                state.generation += 1;
+                state.generation = state.generation.next();
                 state.failed = None;
                 let session = Session { connection, generation: state.generation, replication_id };
                 state.session = Some(session.clone());
@@ -105,7 +107,7 @@ impl Connection {
 
     /// Gives up the connection of `generation`, if `error` says that it is broken or leads to a server that is no
     /// primary any more.
-    pub(super) async fn note(&self, error: &RedisError, generation: u64) {
+    pub(super) async fn note(&self, error: &RedisError, generation: Generation) {
         let of_redis = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {
             return;

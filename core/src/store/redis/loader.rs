@@ -140,7 +140,7 @@ impl<'a> Loader<'a> {
         arguments: impl FnOnce(&mut ScriptInvocation<'_>),
     ) -> Result<(), LoadError> {
         let mut call = call_on(&scripts::LOAD, self.keys);
-        call.arg(scripts::LAYOUT).arg(self.campaign.epoch).arg(self.campaign.token).arg(step);
+        call.arg(scripts::LAYOUT).arg(self.campaign.epoch.get()).arg(self.campaign.token.get()).arg(step);
         arguments(&mut call);
         let name = match step {
             "begin" => "redis:load.begin",

@@ -22,6 +22,7 @@ use self::keys::Keys;
 use self::scripts::{LeaseReply, Malformed, Ready};
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
+use crate::domain::counters::{Epoch, Generation};
 use crate::domain::not_ready::NotReadyReason;
 use crate::step;
 
@@ -67,7 +68,7 @@ pub struct CallTarget<'a> {
     /// Its keys.
     pub keys: &'a Keys,
     /// The epoch it must be of.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// The events that it must have had, or Redis has lost some.
     pub minimum_events: u64,
     /// The register it must belong to.
@@ -308,7 +309,11 @@ impl RedisStore {
         self.noted(reply, session.generation).await
     }
 
-    async fn noted<T>(&self, reply: Result<T, RedisError>, generation: u64) -> Result<T, RedisStoreError> {
+    async fn noted<T>(
+        &self,
+        reply: Result<T, RedisError>,
+        generation: Generation,
+    ) -> Result<T, RedisStoreError> {
         if let Err(error) = &reply {
             self.connection.note(error, generation).await;
         }
@@ -321,7 +326,7 @@ impl RedisStore {
 /// another one: what its predecessor still granted may be in SQL by now.
 fn invocation<'a>(script: &'a Script, target: &CallTarget<'_>, session: &Session) -> ScriptInvocation<'a> {
     let mut call = call_on(script, target.keys);
-    call.arg(scripts::LAYOUT).arg(target.epoch).arg(target.minimum_events);
+    call.arg(scripts::LAYOUT).arg(target.epoch.get()).arg(target.minimum_events);
     call.arg(target.register_id.as_str()).arg(&*session.replication_id);
     call
 }

@@ -15,6 +15,7 @@ use super::keys::{Keys, RELAY_GROUP};
 use super::scripts;
 use super::{RedisStore, RedisStoreError};
 use crate::domain::claim_record::{ClaimRecord, timestamp};
+use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
 
@@ -68,7 +69,7 @@ fn entry(item: &StreamId) -> Option<OutboxEntry> {
     let (epoch, count, at) = (number("epoch")?, number("count")?, timestamp(number("at")?)?);
     let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, at)?;
     guard(&mut events, number("total")?, number("taken")?)?;
-    Some(OutboxEntry { id: item.id.clone(), epoch, count, events })
+    Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events })
 }
 
 /// The events of an entry: users with a blank between them, and beside them as many claims.
@@ -186,7 +187,7 @@ impl RedisStore {
 
     /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all
     /// of it is read again, by whichever core.
-    pub async fn restore_group(&self, keys: &Keys, epoch: u64) -> Result<(), RedisStoreError> {
+    pub async fn restore_group(&self, keys: &Keys, epoch: Epoch) -> Result<(), RedisStoreError> {
         let mut command = redis::cmd("XGROUP");
         command.arg("CREATE").arg(&keys.outbox).arg(RELAY_GROUP).arg(format!("0-{epoch}"));
         match self.query::<Value>("redis:restore_group", &command).await {

@@ -7,6 +7,7 @@ use claimgate_shared::{ClaimId, Denial, Timestamp};
 use redis::{Script, Value};
 
 use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, put_be, timestamp};
+use crate::domain::counters::Epoch;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::domain::utc_offsets::TimeZone;
@@ -423,7 +424,7 @@ pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, M
 #[derive(Debug, Clone, Copy)]
 pub struct Suspended {
     /// The epoch of its keys; 0 when there were none.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// How far it had come.
     pub high_water_mark: HighWaterMark,
     /// Units taken.
@@ -439,7 +440,7 @@ pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
         "not_ready" => Ok(Err(parts.reason()?)),
         "late" => Ok(Ok(None)),
         "suspended" => Ok(Ok(Some(Suspended {
-            epoch: parts.number()?,
+            epoch: Epoch::new(parts.number()?),
             high_water_mark: HighWaterMark { sequence: parts.number()?, events: parts.number()? },
             taken: parts.number()?,
             revisions: u64::try_from(parts.int()?).ok(),

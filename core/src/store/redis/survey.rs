@@ -11,6 +11,7 @@ use super::keys::Keys;
 use super::scripts::LAYOUT;
 use super::{CallTarget, RedisStore, RedisStoreError};
 use crate::domain::claim_record::timestamp;
+use crate::domain::counters::Generation;
 use crate::step;
 
 /// Fields of the campaign's hash that are looked at.
@@ -41,7 +42,7 @@ pub struct Survey {
     /// Redis' clock.
     pub now: Timestamp,
     /// Over which connection: campaigns are to be met anew behind each.
-    pub generation: u64,
+    pub generation: Generation,
     /// One a campaign, in their order.
     pub looks: Vec<Look>,
 }

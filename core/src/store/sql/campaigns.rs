@@ -11,6 +11,7 @@ use sqlx::any::AnyRow;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
+use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::step;
 
@@ -187,7 +188,7 @@ impl SqlStore {
     pub async fn raise_epoch(
         &self,
         drawn: &Campaign,
-        to: u64,
+        to: Epoch,
         high_water_mark: HighWaterMark,
     ) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:raise_epoch").await;
@@ -213,7 +214,7 @@ impl SqlStore {
     pub async fn evict(
         &self,
         drawn: &Campaign,
-        to: u64,
+        to: Epoch,
         evicted: Evicted,
         at: Timestamp,
     ) -> Result<Option<Campaign>, SqlError> {
@@ -319,8 +320,8 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         hold_seconds: limit("hold_seconds")?,
         admin_state: admin_state_of(&row.try_get::<String, _>("admin_state")?)?,
         version: unsigned(row.try_get("version")?)?,
-        epoch: unsigned(row.try_get("epoch")?)?,
-        token: unsigned(row.try_get("token")?)?,
+        epoch: Epoch::new(unsigned(row.try_get("epoch")?)?),
+        token: FencingToken::new(unsigned(row.try_get("token")?)?),
         register_id: RegisterId::from(row.try_get::<String, _>("register_id")?),
         high_water_mark: HighWaterMark {
             sequence: unsigned(row.try_get("sequence")?)?,
@@ -340,8 +341,8 @@ pub(super) fn unsigned(number: i64) -> Result<u64, SqlError> {
 }
 
 /// SQL's integers are signed; what is counted here stays far below 2^63.
-pub(super) fn big(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
+pub(super) fn big(number: impl Into<u64>) -> i64 {
+    i64::try_from(number.into()).unwrap_or(i64::MAX)
 }
 
 fn number(limit: NonZeroU32) -> i64 {

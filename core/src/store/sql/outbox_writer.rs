@@ -11,6 +11,7 @@ use sqlx::{Any, AssertSqlSafe, Row as _};
 use super::campaigns::{big, unsigned};
 use super::pool::Transaction;
 use super::{BULK, SqlError, SqlStore, WHOLE, statements};
+use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
 
@@ -90,7 +91,7 @@ impl SqlStore {
                 && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
             if !stands {
                 let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
-                self.insert(campaign, u64::MAX, &[unguarded]).execute(&mut *transaction).await?;
+                self.insert(campaign, Epoch::new(u64::MAX), &[unguarded]).execute(&mut *transaction).await?;
                 revoked += 1;
             }
             taken = taken_by_others + standing(&mut transaction, &id).await?;
@@ -104,7 +105,7 @@ impl SqlStore {
         &self,
         transaction: &mut Transaction,
         campaign: &CampaignId,
-        epoch: u64,
+        epoch: Epoch,
         row: Row<'_>,
     ) -> Result<bool, OutboxWriteError> {
         sqlx::raw_sql("SAVEPOINT attempt").execute(&mut **transaction).await?;
@@ -123,7 +124,7 @@ impl SqlStore {
     fn insert(
         &self,
         campaign: &CampaignId,
-        epoch_now: u64,
+        epoch_now: Epoch,
         rows: &[Row<'_>],
     ) -> Query<'static, Any, AnyArguments> {
         let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, epoch_now)).collect();
@@ -138,7 +139,7 @@ impl SqlStore {
 /// A campaign whose row a transaction holds.
 #[derive(Debug, Clone, Copy)]
 struct Locked {
-    epoch: u64,
+    epoch: Epoch,
     per_user: Option<u64>,
     per_user_per_day: Option<u64>,
 }
@@ -149,7 +150,7 @@ async fn lock_campaign(
     campaign: &CampaignId,
     entries: &[OutboxEntry],
 ) -> Result<Locked, OutboxWriteError> {
-    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or(0);
+    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
     let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
     let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
     // What an older epoch has counted says nothing about this one.
@@ -166,7 +167,11 @@ async fn lock_campaign(
     .await?
     .ok_or(OutboxWriteError::NoCampaign)?;
     let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
-    Ok(Locked { epoch: unsigned(row.try_get(0)?)?, per_user: limit(1)?, per_user_per_day: limit(2)? })
+    Ok(Locked {
+        epoch: Epoch::new(unsigned(row.try_get(0)?)?),
+        per_user: limit(1)?,
+        per_user_per_day: limit(2)?,
+    })
 }
 
 /// Units that the claim `id` has taken, as SQL holds it.
@@ -210,7 +215,7 @@ async fn exceeds_a_users_limit(
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
-    epoch: u64,
+    epoch: Epoch,
     event: &'a ClaimEvent,
     limit_at_decision: Option<u64>,
     cumulative_taken: Option<u64>,
@@ -226,7 +231,7 @@ impl<'a> Row<'a> {
         matches!(self.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held)
     }
 
-    fn columns(&self, campaign: &CampaignId, epoch_now: u64) -> Columns<'a> {
+    fn columns(&self, campaign: &CampaignId, epoch_now: Epoch) -> Columns<'a> {
         let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
         let claim = &event.claim;
         let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
@@ -235,7 +240,7 @@ impl<'a> Row<'a> {
             event.user.as_str(),
             claim.quantity,
             status.as_str(),
-            epoch,
+            epoch.get(),
             claim.revision,
             claim.sequence,
             claim.day,
@@ -307,7 +312,7 @@ mod tests {
     }
 
     fn entry(epoch: u64, events: Vec<ClaimEvent>) -> OutboxEntry {
-        OutboxEntry { id: "1-0".to_owned(), epoch, count: 1, events }
+        OutboxEntry { id: "1-0".to_owned(), epoch: Epoch::new(epoch), count: 1, events }
     }
 
     #[test]
@@ -338,7 +343,7 @@ mod tests {
         ];
         let rows = newest(&entries);
         assert_eq!(rows.len(), 1);
-        assert_eq!((rows[0].epoch, rows[0].event.claim.status), (2, ClaimStatus::Returned));
+        assert_eq!((rows[0].epoch.get(), rows[0].event.claim.status), (2, ClaimStatus::Returned));
     }
 
     #[test]
@@ -349,7 +354,7 @@ mod tests {
         ];
         let rows = newest(&entries);
         assert_eq!(
-            (rows[0].epoch, rows[0].limit_at_decision, rows[0].cumulative_taken),
+            (rows[0].epoch.get(), rows[0].limit_at_decision, rows[0].cumulative_taken),
             (2, Some(20), Some(7))
         );
     }
@@ -358,7 +363,7 @@ mod tests {
     fn what_an_older_epoch_wrote_is_stored_as_revoked() {
         let entries = [entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))])];
         let campaign = "demo".parse().unwrap();
-        assert_eq!(newest(&entries)[0].columns(&campaign, 1).3, "granted");
-        assert_eq!(newest(&entries)[0].columns(&campaign, 2).3, "revoked");
+        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).3, "granted");
+        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(2)).3, "revoked");
     }
 }
