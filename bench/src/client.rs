@@ -55,7 +55,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// `text`, in which each `{uuid}` is one that nobody has had before.
+    /// `text`, in which each `{uuid}` is one that was never used before.
     pub fn new(text: &str) -> Self {
         let (mut bytes, mut places) = (Vec::new(), Vec::new());
         for part in text.split("{uuid}") {

@@ -1,5 +1,5 @@
-//! `report.html`: charts in one file that asks nobody for anything. Bars are drawn, words are text: so that a telephone shows
-//! the same page with words of the same size.
+//! `report.html`: charts in one self-contained file. Bars are drawn, words are text: so that a telephone shows the same
+//! page with words of the same size.
 
 use std::fmt::Write as _;
 

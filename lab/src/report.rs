@@ -9,7 +9,7 @@ use crate::judge;
 use crate::measure::{Cell, Row};
 use crate::workload::{Kind, Round};
 
-/// How wide a table is where nobody says, and at most, in characters.
+/// Width of a table where the terminal tells none, and the widest, in characters.
 const WIDTH: u16 = 80;
 const WIDTH_MAX: u16 = 120;
 

@@ -33,10 +33,10 @@ pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
 /// Held for writing by who wants the machine, and both runtimes, for itself.
 pub static TURN: RwLock<()> = RwLock::const_new(());
 
-/// Ends the whole process group, and removes a folder, when its standard input ends: nothing stays behind, however
+/// Ends the whole process group, and removes a directory, when its standard input ends: nothing stays behind, however
 /// the tests end.
 const LEASH: &str =
-    r#"folder=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$folder"; kill -KILL 0"#;
+    r#"directory=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$directory"; kill -KILL 0"#;
 
 /// A program that dies with this process, and everything it has started.
 #[derive(Debug)]
@@ -45,13 +45,13 @@ pub struct Leashed {
 }
 
 impl Leashed {
-    /// Starts `program`, its output going to `log`; `folder` is removed when it is over.
-    pub fn start(program: &Command, log: &Path, folder: &Path) -> Self {
+    /// Starts `program`, its output going to `log`; `directory` is removed when it is over.
+    pub fn start(program: &Command, log: &Path, directory: &Path) -> Self {
         let log = File::create(log).unwrap();
         let mut shell = Command::new("setsid");
         shell
             .args(["bash", "-c", LEASH, "leash"])
-            .arg(folder)
+            .arg(directory)
             .arg(program.get_program())
             .args(program.get_args())
             .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))))
@@ -75,12 +75,12 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A folder of this name under `target/tests`, emptied: logs are kept until the next run.
+/// A directory of this name under `target/tests`, emptied: logs are kept until the next run.
 pub fn emptied(name: &str) -> PathBuf {
-    let folder = root().join("target/tests").join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    folder
+    let directory = root().join("target/tests").join(name);
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).unwrap();
+    directory
 }
 
 /// What lies between the edge and core, or a browser and the edge. It carries bytes, keeps those of the asking side,
@@ -133,7 +133,7 @@ impl Wire {
         *self.lossy.core.lock().unwrap() = core;
     }
 
-    /// Loses the next `count` answers to what is posted: it is decided, and nobody hears of it.
+    /// Loses the next `count` answers to what is posted: it is decided, but no answer arrives.
     pub fn lose_answers(&self, count: usize) {
         self.lossy.to_lose.store(count, Ordering::SeqCst);
     }
@@ -252,7 +252,7 @@ impl Runtime {
         }
     }
 
-    /// The name of its folders under `target/tests`.
+    /// The name of its directories under `target/tests`.
     fn name(self) -> &'static str {
         match self {
             Self::Wrangler => "wrangler",
@@ -274,20 +274,20 @@ pub struct Edge {
 #[derive(Debug)]
 struct EdgeFiles {
     listen: SocketAddr,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Edge {
     /// The Worker as `environment` of wrangler.toml has it, with these variables instead of its own or besides them.
     pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
         BUILT.get_or_init(build).await;
-        let folder = emptied(&format!("{}-{name}", runtime.name()));
-        let files = EdgeFiles { listen: free_address(), folder };
+        let directory = emptied(&format!("{}-{name}", runtime.name()));
+        let files = EdgeFiles { listen: free_address(), directory };
         let mut all = runtime.variables(environment);
         all.extend_from_slice(variables);
-        let (listen, log) = (files.listen, files.folder.join("edge.log"));
+        let (listen, log) = (files.listen, files.directory.join("edge.log"));
         let command = runtime.command(&files, environment, &all);
-        let process = Leashed::start(&command, &log, &files.folder.join("state"));
+        let process = Leashed::start(&command, &log, &files.directory.join("state"));
         let (client, url) = (client(), format!("http://{listen}/livez"));
         eventually(EDGE_READY, || async {
             match client.try_get(&url, "").await {
@@ -321,7 +321,7 @@ async fn build() {
 
 fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> Command {
     let lines = variables.iter().map(|(name, value)| format!("{name}={value}\n"));
-    fs::write(edge.folder.join("vars"), lines.collect::<String>()).unwrap();
+    fs::write(edge.directory.join("vars"), lines.collect::<String>()).unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(tool("wrangler"));
     command
@@ -329,9 +329,9 @@ fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> 
         .args(["--ip", &edge.listen.ip().to_string(), "--port", &edge.listen.port().to_string()])
         .arg("--show-interactive-dev-session=false")
         .arg("--env-file")
-        .arg(edge.folder.join("vars"))
+        .arg(edge.directory.join("vars"))
         .arg("--persist-to")
-        .arg(edge.folder.join("state"))
+        .arg(edge.directory.join("state"))
         .env("PATH", format!("{}:{path}", tool("").display()))
         .env("WRANGLER_SEND_METRICS", "false")
         .env("WRANGLER_SEND_ERROR_REPORTS", "false")
@@ -353,7 +353,7 @@ fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// A program of `node_modules`, or with no name their folder.
+/// A program of `node_modules`, or with no name their directory.
 pub fn tool(name: &str) -> PathBuf {
     root().join("node_modules/.bin").join(name)
 }
@@ -385,7 +385,7 @@ impl World {
         environment: &str,
         variables: &[(&str, &str)],
     ) -> Self {
-        // A world is never dropped, so the core's folder is not removed with it.
+        // A world is never dropped, so the core's directory is not removed with it.
         let mut nothing = Command::new("true");
         nothing.env("LC_ALL", "C");
         let broom = Leashed::start(&nothing, Path::new("/dev/null"), core.data_dir().parent().unwrap());

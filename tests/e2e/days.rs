@@ -59,7 +59,7 @@ impl Timed {
 
     /// The days on which SQL has the user's claims, as dates.
     async fn days(&self, user: &str, count: usize) -> Vec<String> {
-        let rows = self.core.register().await.until("demo", count).await;
+        let rows = self.core.sql().await.until("demo", count).await;
         let mine = rows.iter().filter(|row| row.user_id == user);
         mine.map(|row| (date(1970, 1, 1) + jiff::Span::new().days(row.day)).to_string()).collect()
     }

@@ -54,7 +54,7 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         let expected = [((201, String::new()), TOTAL), ((409, "sold_out".to_owned()), CROWD - TOTAL)];
         assert_eq!(codes, BTreeMap::from(expected));
         assert!(claims * 100 <= CROWD * 3, "{claims} of {CROWD} reached core");
-        assert_eq!(world.core.register().await.until("first-tries", TOTAL).await.len(), TOTAL);
+        assert_eq!(world.core.sql().await.until("first-tries", TOTAL).await.len(), TOTAL);
     });
 }
 

@@ -183,7 +183,7 @@ async fn a_crashed_holders_lock_frees_itself() {
     let locks = Locks::new().await;
     let (crashed, other) = (locks.owner(), locks.owner());
     row.fault();
-    // Dropped without being released, as in a process that ends: nobody prolongs it.
+    // Dropped without being released, as in a process that ends: it is not renewed.
     drop(crashed.try_acquire("work", LEASE).await.unwrap());
     let started = Instant::now();
     assert!(is_taken(&other.try_acquire("work", LEASE).await));
@@ -208,7 +208,7 @@ async fn an_owner_may_enter_again() {
     row.passed(6, "free when it had left as often as it had entered");
 }
 
-/// Whoever waits asks less and less often, and at most for as long as it said.
+/// A waiting caller asks less and less often, and at most for as long as it said.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_backs_off() {
     let row = Row::begin("lock: waiting backs off");

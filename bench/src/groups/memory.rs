@@ -55,8 +55,8 @@ const SAMPLE: &str = "100";
 const REWRITE_POLL: Duration = Duration::from_millis(50);
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    let folder = TempDir::with_prefix("cgb-")?;
-    let url = sqlite_url(&folder.path().join("register.sqlite"));
+    let directory = TempDir::with_prefix("cgb-")?;
+    let url = sqlite_url(&directory.path().join("claimgate.sqlite"));
     let mut engine = Engine::start(Fsync::EverySecond, &url).await?;
     let known = engine.campaign(CAMPAIGN_ID, generous()).await?;
     engine.start_relay()?;

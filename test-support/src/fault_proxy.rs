@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::numbers::Numbers;
 use crate::process::free_address;
+use crate::rng::Rng;
 
 /// What becomes of a call, and of the connection it came on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum Cut {
     Reset,
     /// The reply comes late.
     Delay(Duration),
-    /// The request never arrives, and nobody is told.
+    /// The request never arrives, and the sender gets no error.
     Swallow,
 }
 
@@ -43,8 +43,8 @@ struct Trap {
 #[derive(Debug)]
 struct Shared {
     trap: Mutex<Option<Trap>>,
-    /// Each packet takes up to so long, by these numbers.
-    slow: Mutex<Option<(Duration, Numbers)>>,
+    /// Each packet is delayed by a random time of up to this.
+    slow: Mutex<Option<(Duration, Rng)>>,
     sprung: watch::Sender<usize>,
     target: watch::Sender<PathBuf>,
     /// How often the host has vanished, and whether it is gone now.
@@ -53,13 +53,13 @@ struct Shared {
 
 /// A TCP proxy to a server on a unix socket; gone, with its connections, when dropped.
 #[derive(Debug)]
-pub struct Proxy {
+pub struct FaultProxy {
     address: SocketAddr,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
 }
 
-impl Proxy {
+impl FaultProxy {
     /// In front of the server on the socket `target`.
     pub async fn start(target: PathBuf) -> Self {
         let address = free_address();
@@ -99,8 +99,8 @@ impl Proxy {
     }
 
     /// Holds each packet back for up to `max` from now on, either way.
-    pub fn slow(&self, max: Duration, numbers: Numbers) {
-        *self.shared.slow.lock().expect("the slowness") = Some((max, numbers));
+    pub fn slow(&self, max: Duration, rng: Rng) {
+        *self.shared.slow.lock().expect("the slowness") = Some((max, rng));
     }
 
     /// Breaks nothing any more.
@@ -119,8 +119,8 @@ impl Proxy {
         sprung.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
     }
 
-    /// The host behind is gone without a word: nothing that is sent arrives any more, and nobody is told. New connections
-    /// are taken, and hear nothing.
+    /// The host behind is gone without a word: nothing that is sent arrives any more, and no sender gets an error. New
+    /// connections are accepted, and hear nothing.
     pub fn vanish(&self) {
         self.shared.gone.send_modify(|(times, gone)| (*times, *gone) = (*times + 1, true));
     }
@@ -136,7 +136,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.accepting.abort();
         // Connections end when the target goes.
@@ -146,9 +146,9 @@ impl Drop for Proxy {
 
 impl Shared {
     async fn packet(&self) {
-        let wait = self.slow.lock().expect("the slowness").as_mut().map(|(max, numbers)| {
+        let wait = self.slow.lock().expect("the slowness").as_mut().map(|(max, rng)| {
             let max_us = u64::try_from(max.as_micros()).expect("a short time");
-            Duration::from_micros(numbers.within(0, max_us))
+            Duration::from_micros(rng.within(0, max_us))
         });
         if let Some(wait) = wait {
             sleep(wait).await;
