@@ -48,7 +48,7 @@ impl SlowHolders {
 pub enum Reduced {
     /// The units are the caller's.
     Taken,
-    /// Not so many are left.
+    /// Fewer units are left than the attempt asks for.
     SoldOut,
     /// This user has had theirs, or another try of theirs is in progress.
     HadAlready,
@@ -110,9 +110,9 @@ impl From<LeaseError> for StockError {
 }
 
 impl Attempt {
-    /// An attempt of `user` that may wait for `patience`.
-    pub fn new(user: &str, quantity: u32, patience: Duration) -> Self {
-        Self { user: user.to_owned(), quantity, deadline: Instant::now() + patience, slow: None }
+    /// An attempt of `user` that may wait for `timeout`.
+    pub fn new(user: &str, quantity: u32, timeout: Duration) -> Self {
+        Self { user: user.to_owned(), quantity, deadline: Instant::now() + timeout, slow: None }
     }
 
     /// Whether this is a slow holder; to be asked once, while the lock is held.

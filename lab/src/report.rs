@@ -4,7 +4,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
-use crate::crash::{AfterCrash, PATIENCE};
+use crate::crash::{AfterCrash, WAIT_MAX};
 use crate::judge;
 use crate::measure::{Cell, Row};
 use crate::workload::{Kind, Round};
@@ -153,7 +153,7 @@ pub fn after_crash(after: AfterCrash) -> String {
     match after {
         AfterCrash::Ms(ms) if ms < 1.0 => "< 1 ms".to_owned(),
         AfterCrash::Ms(ms) => format!("{ms:.0} ms"),
-        AfterCrash::Never => format!("never ({} s)", PATIENCE.as_secs()),
+        AfterCrash::Never => format!("never ({} s)", WAIT_MAX.as_secs()),
     }
 }
 

@@ -155,7 +155,7 @@ impl Round {
                 self.gave_up += 1;
                 self.refuse(answer.quantity);
             }
-            // It has waited for so long at least.
+            // Its recorded wait is a lower bound.
             Err(StockError::TimedOut) => self.undecided += 1,
             Err(error) => {
                 self.failed.0 += 1;

@@ -17,7 +17,7 @@ use claimgate_lab::workload::{self, Kind, Quantities};
 use support::RedisServer;
 use support::process::free_address;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 fn plan() -> Plan {
     Plan {
@@ -56,7 +56,7 @@ async fn every_strategy_takes_and_gives_back() {
         let managers = strategy.managers(&apps, &key).await.unwrap();
         let (first, last) = (&managers[0], managers.last().unwrap());
         first.init(5).await.unwrap();
-        let attempt = |user, quantity| Attempt::new(user, quantity, PATIENCE);
+        let attempt = |user, quantity| Attempt::new(user, quantity, WAIT_MAX);
         let (alice, bob, carol) = (attempt("alice", 3), attempt("bob", 3), attempt("carol", 2));
         let name = strategy.name;
         assert_eq!(last.reduce(&alice).await.unwrap(), Reduced::Taken, "{name}");
@@ -133,7 +133,7 @@ async fn a_lock_without_expiry_stays_with_its_crashed_holder() {
     let strategy = named(&["15".to_owned()]).unwrap()[0];
     let managers = strategy.managers(&apps, &key).await.unwrap();
     managers[0].init(5).await.unwrap();
-    drop(managers[0].hold(&Attempt::new("crashed", 1, PATIENCE)).await.unwrap());
+    drop(managers[0].hold(&Attempt::new("crashed", 1, WAIT_MAX)).await.unwrap());
     let next = managers[1].reduce(&Attempt::new("next", 1, Duration::from_millis(300))).await;
     assert!(matches!(next, Err(StockError::TimedOut)), "{next:?}");
 }
@@ -146,7 +146,7 @@ async fn three_limits_are_told_apart() {
     let manager =
         named(&["script_limits".to_owned()]).unwrap()[0].managers(&apps, &key).await.unwrap().remove(0);
     manager.init(4).await.unwrap();
-    let tries = async |user| manager.reduce(&Attempt::new(user, 3, PATIENCE)).await.unwrap();
+    let tries = async |user| manager.reduce(&Attempt::new(user, 3, WAIT_MAX)).await.unwrap();
     assert_eq!(tries("alice").await, Reduced::Taken);
     assert_eq!(tries("alice").await, Reduced::Limited("user per day"));
     let day = claimgate_core::clock::now().as_ms() / 86_400_000;

@@ -11,8 +11,8 @@ use futures_util::stream;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::ask::campaign;
 use crate::client::Client;
+use crate::core_client::campaign;
 use crate::core_process::API_TOKEN;
 use crate::inspect::key;
 use crate::sql::{Sql, SqlClaim};

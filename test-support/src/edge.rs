@@ -1,4 +1,4 @@
-//! The edge as it runs: the Worker in wrangler's runtime or in plain workerd, in front of a real core, and a wire
+//! The edge as it runs: the Worker in wrangler's runtime or in plain workerd, in front of a real core, and a proxy
 //! between the two that can lose what it carries.
 
 use std::fs::{self, File};
@@ -86,7 +86,7 @@ pub fn emptied(name: &str) -> PathBuf {
 /// What lies between the edge and core, or a browser and the edge. It carries bytes, keeps those of the asking side,
 /// and can lose the answers.
 #[derive(Debug)]
-pub struct Wire {
+pub struct LossyProxy {
     /// Where the edge finds it.
     pub listen: SocketAddr,
     lossy: Arc<Lossy>,
@@ -103,8 +103,8 @@ struct Lossy {
     said: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Wire {
-    /// A wire to `core`.
+impl LossyProxy {
+    /// A proxy before `core`.
     pub fn to(core: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = listener.local_addr().unwrap();
@@ -138,12 +138,12 @@ impl Wire {
         self.lossy.to_lose.store(count, Ordering::SeqCst);
     }
 
-    /// From now on an answer that is lost is held back for so long first.
+    /// From now on an answer that is lost is held back for `hold` first.
     pub fn hold_before_losing(&self, hold: Duration) {
         *self.lossy.hold.lock().unwrap() = hold;
     }
 
-    /// From now on every answer comes so much later.
+    /// From now on every answer comes later by `delay`.
     pub fn delay_answers(&self, delay: Duration) {
         *self.lossy.delay.lock().unwrap() = delay;
     }
@@ -358,13 +358,13 @@ pub fn tool(name: &str) -> PathBuf {
     root().join("node_modules/.bin").join(name)
 }
 
-/// An edge, the core behind it, and the wire between them.
+/// An edge, the core behind it, and the proxy between them.
 #[derive(Debug)]
 pub struct World {
     /// The core.
     pub core: Core,
-    /// The wire.
-    pub wire: Wire,
+    /// Between the edge and core.
+    pub proxy: LossyProxy,
     /// The edge.
     pub edge: Edge,
     client: Client,
@@ -389,8 +389,8 @@ impl World {
         let mut nothing = Command::new("true");
         nothing.env("LC_ALL", "C");
         let broom = Leashed::start(&nothing, Path::new("/dev/null"), core.data_dir().parent().unwrap());
-        let wire = Wire::to(core.listen());
-        let core_url = format!("http://{}", wire.listen);
+        let proxy = LossyProxy::to(core.listen());
+        let core_url = format!("http://{}", proxy.listen);
         let (edge_key, user_jwt_key) = (core.data_file("edge.key"), core.data_file("user-jwt.key"));
         let mut all = vec![
             ("CORE_URL", core_url.as_str()),
@@ -399,13 +399,13 @@ impl World {
         ];
         all.extend_from_slice(variables);
         let edge = Edge::start(runtime, name, environment, &all).await;
-        Self { core, wire, edge, client: client(), _broom: broom }
+        Self { core, proxy, edge, client: client(), _broom: broom }
     }
 
     /// `kill -9` of core, and its return.
     pub async fn restart_core(&mut self) {
         self.core = self.core.restart().await;
-        self.wire.lead_to(self.core.listen());
+        self.proxy.lead_to(self.core.listen());
     }
 
     /// A request to the edge, to be filled in.
@@ -484,7 +484,7 @@ impl World {
 
     /// What the edge sent to core for the request that `reply` answers.
     pub fn passed_on(&self, reply: &Reply) -> Vec<String> {
-        self.wire.said(reply.header("x-request-id"))
+        self.proxy.said(reply.header("x-request-id"))
     }
 }
 

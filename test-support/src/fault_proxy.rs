@@ -33,7 +33,7 @@ pub enum Cut {
 
 /// What calls the proxy waits for.
 #[derive(Debug, Clone)]
-struct Trap {
+struct Fault {
     cut: Cut,
     mark: Vec<u8>,
     in_reply: bool,
@@ -42,10 +42,10 @@ struct Trap {
 
 #[derive(Debug)]
 struct Shared {
-    trap: Mutex<Option<Trap>>,
+    fault: Mutex<Option<Fault>>,
     /// Each packet is delayed by a random time of up to this.
     slow: Mutex<Option<(Duration, Rng)>>,
-    sprung: watch::Sender<usize>,
+    injected: watch::Sender<usize>,
     target: watch::Sender<PathBuf>,
     /// How often the host has vanished, and whether it is gone now.
     gone: watch::Sender<(usize, bool)>,
@@ -65,9 +65,9 @@ impl FaultProxy {
         let address = free_address();
         let listener = TcpListener::bind(address).await.expect("a free address");
         let shared = Shared {
-            trap: Mutex::default(),
+            fault: Mutex::default(),
             slow: Mutex::default(),
-            sprung: watch::Sender::new(0),
+            injected: watch::Sender::new(0),
             target: watch::Sender::new(target),
             gone: watch::Sender::new((0, false)),
         };
@@ -88,14 +88,14 @@ impl FaultProxy {
 
     /// Breaks the next `times` calls whose request contains `mark`.
     pub fn cut(&self, cut: Cut, mark: &str, times: usize) {
-        let trap = Trap { cut, mark: mark.as_bytes().to_vec(), in_reply: false, left: times };
-        *self.shared.trap.lock().expect("the trap") = Some(trap);
+        let fault = Fault { cut, mark: mark.as_bytes().to_vec(), in_reply: false, left: times };
+        *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
     /// Holds back the next reply that contains `mark` for `delay`.
     pub fn delay_reply(&self, mark: &str, delay: Duration) {
-        let trap = Trap { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
-        *self.shared.trap.lock().expect("the trap") = Some(trap);
+        let fault = Fault { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
+        *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
     /// Holds each packet back for up to `max` from now on, either way.
@@ -105,18 +105,18 @@ impl FaultProxy {
 
     /// Breaks nothing any more.
     pub fn mend(&self) {
-        *self.shared.trap.lock().expect("the trap") = None;
+        *self.shared.fault.lock().expect("the fault") = None;
     }
 
     /// How many calls were broken so far.
-    pub fn sprung(&self) -> usize {
-        *self.shared.sprung.borrow()
+    pub fn injected(&self) -> usize {
+        *self.shared.injected.borrow()
     }
 
-    /// Waits until so many calls were broken.
-    pub async fn until_sprung(&self, count: usize) {
-        let mut sprung = self.shared.sprung.subscribe();
-        sprung.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
+    /// Waits until `count` calls were broken.
+    pub async fn until_injected(&self, count: usize) {
+        let mut injected = self.shared.injected.subscribe();
+        injected.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
     }
 
     /// The host behind is gone without a word: nothing that is sent arrives any more, and no sender gets an error. New
@@ -155,15 +155,15 @@ impl Shared {
         }
     }
 
-    /// What to do with a chunk: the trap's cut when it is set, waits for this direction, and the mark is in it.
+    /// What to do with a chunk: the fault's cut when it is set, waits for this direction, and the mark is in it.
     fn caught(&self, bytes: &[u8], in_reply: bool) -> Option<Cut> {
-        let mut trap = self.trap.lock().expect("the trap");
-        let armed = trap.as_mut().filter(|trap| trap.left > 0 && trap.in_reply == in_reply)?;
+        let mut fault = self.fault.lock().expect("the fault");
+        let armed = fault.as_mut().filter(|fault| fault.left > 0 && fault.in_reply == in_reply)?;
         bytes.windows(armed.mark.len()).position(|window| window == armed.mark)?;
         armed.left -= 1;
         let cut = armed.cut;
-        drop(trap);
-        self.sprung.send_modify(|count| *count += 1);
+        drop(fault);
+        self.injected.send_modify(|count| *count += 1);
         Some(cut)
     }
 }
@@ -205,7 +205,7 @@ async fn silence(mut client: TcpStream, mut target: watch::Receiver<PathBuf>) {
     }
 }
 
-/// Carries both directions until one of them ends, or the trap ends them.
+/// Carries both directions until one of them ends, or the fault ends them.
 async fn carry(client: &mut TcpStream, server: &mut UnixStream, shared: &Shared) {
     let reset = {
         let (mut from_client, mut to_client) = client.split();

@@ -81,7 +81,7 @@ pub fn key(campaign: &str, what: &str) -> String {
 pub struct ClaimRow {
     /// The claim's id.
     pub id: String,
-    /// Whose.
+    /// Its user.
     pub user_id: String,
     /// Units.
     pub quantity: i64,

@@ -11,12 +11,12 @@
     clippy::missing_panics_doc
 )]
 
-pub mod ask;
 pub mod binary;
 pub mod browser;
 pub mod certificates;
 pub mod checker;
 pub mod client;
+pub mod core_client;
 pub mod core_process;
 pub mod edge;
 pub mod fault_proxy;
@@ -34,8 +34,8 @@ pub mod times;
 pub mod wait;
 pub mod watched;
 
-pub use ask::claim_body;
 pub use client::Reply;
+pub use core_client::claim_body;
 pub use core_process::{Core, CoreOptions};
 pub use inspect::{ClaimRow, RedisView, Snapshot, SqlView};
 pub use redis_server::RedisServer;

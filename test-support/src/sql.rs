@@ -11,7 +11,7 @@ use sqlx::{Any, AnyPool, Row as _};
 pub struct SqlClaim {
     /// The claim's id.
     pub id: String,
-    /// Whose.
+    /// Its user.
     pub user_id: String,
     /// Units.
     pub quantity: u64,
@@ -37,9 +37,9 @@ impl SqlClaim {
 /// Claims to fill a database with: of half as many users, one unit each, sequences 1 to `count`.
 #[derive(Debug, Clone, Copy)]
 pub struct Claims<'a> {
-    /// Whose.
+    /// Their campaign.
     pub campaign: &'a str,
-    /// How many.
+    /// Number of claims.
     pub count: u64,
 }
 

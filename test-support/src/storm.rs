@@ -16,11 +16,11 @@ use crate::wait::{SOON, eventually, holds};
 /// One claim to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wish {
-    /// Who.
+    /// The user that claims.
     pub user: String,
-    /// By which key.
+    /// Its idempotency key.
     pub key: String,
-    /// How many units.
+    /// Units asked for.
     pub units: u32,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::signing::claim_id;
 use support::times::{from_now, ms};

@@ -1,7 +1,7 @@
 //! Campaigns that cannot be: 400, the field named.
 
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::times::from_now;
 use support::{Core, Snapshot};
 

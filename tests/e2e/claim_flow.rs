@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::raw::{Raw, claim_request};
 use support::signing::{Signed, claim_id};
 use support::times::{from_now, ms, now_ms};

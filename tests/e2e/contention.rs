@@ -52,10 +52,10 @@ async fn mixed_quantities_are_each_given_whole_or_not_at_all() {
     let _turn = heavy().await;
     let core = Core::start().await;
     core.create("mixed", json!({"total": 1500, "per_user": 7, "per_claim": 4})).await;
-    let mut numbers = Rng::seeded("mixed_quantities");
+    let mut rng = Rng::seeded("mixed_quantities");
     let wishes: Vec<_> = wishes(400, 4)
         .into_iter()
-        .map(|wish| Wish { units: u32::try_from(numbers.within(1, 5)).unwrap(), ..wish })
+        .map(|wish| Wish { units: u32::try_from(rng.within(1, 5)).unwrap(), ..wish })
         .collect();
     let seen = storm(&core, "mixed", &wishes, 800, &AtomicUsize::new(0)).await;
     let mut of_user = BTreeMap::<&str, u64>::new();

@@ -22,13 +22,13 @@ fn limits() -> serde_json::Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_during_two_thousand_claims() {
     let _turn = heavy().await;
-    let mut numbers = Rng::seeded("core_killed");
+    let mut rng = Rng::seeded("core_killed");
     let mut core = Core::start().await;
     for round in 0..ROUNDS {
         let campaign = format!("round{round}");
         core.create(&campaign, limits()).await;
         let (wishes, acknowledged) = (wishes(1000, 2), Arc::new(AtomicUsize::new(0)));
-        let kill_after = usize::try_from(numbers.within(1, 1000)).unwrap();
+        let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
         let pid = core.pid();
         let killer = kill_once(&acknowledged, kill_after, pid);
         let mut seen = storm(&core, &campaign, &wishes, AT_ONCE, &acknowledged).await;
@@ -50,13 +50,13 @@ async fn core_killed_during_two_thousand_claims() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_during_two_thousand_claims() {
     let _turn = heavy().await;
-    let mut numbers = Rng::seeded("redis_killed");
+    let mut rng = Rng::seeded("redis_killed");
     let core = Core::start().await;
     for round in 0..ROUNDS {
         let campaign = format!("round{round}");
         core.create(&campaign, limits()).await;
         let (wishes, acknowledged) = (wishes(1000, 2), Arc::new(AtomicUsize::new(0)));
-        let kill_after = usize::try_from(numbers.within(1, 1000)).unwrap();
+        let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
         let pid = core.redis_pid().await;
         let killer = kill_once(&acknowledged, kill_after, pid);
         let mut seen = storm(&core, &campaign, &wishes, AT_ONCE, &acknowledged).await;

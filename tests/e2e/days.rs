@@ -3,7 +3,7 @@
 use jiff::civil::{Weekday, date};
 use jiff::tz::TimeZone;
 use serde_json::json;
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::redis_server::Clock;
 use support::times::{ms, now_ms};
 use support::{Core, CoreOptions, RedisServer, Reply};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::edge::{EXECUTOR, TURN, World};
 use support::times::from_now;
 use support::wait::holds;
@@ -446,13 +446,13 @@ fn a_lost_answer_is_asked_for_again_and_is_one_claim() {
     run(async {
         let world = strict_world().await;
         world.core.create("lost", json!({"total": 5})).await;
-        world.wire.lose_answers(1);
+        world.proxy.lose_answers(1);
         let first = world.claim("lost", "alice", "k1").await;
         assert!(matches!(first.status, 200 | 201), "the edge asks again: {}", first.text());
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         let unknown = world.claim("lost", "bob", "k1").await.refused(503, "unavailable");
         assert_eq!(unknown.header("retry-after"), "1");
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         let known = world.claim("lost", "bob", "k1").await.expect(200);
         assert_eq!(known.json()["claim"]["sequence"], 2);
         assert_eq!(world.core.sql().await.until("lost", 2).await.len(), 2);
@@ -478,7 +478,7 @@ fn the_mark_of_a_first_try_goes_on_to_core_once() {
         let retry = world.claim_request("marked", "alice").header("Idempotency-Key", "k");
         let retry = world.send(retry.header("Claimgate-Attempt", "2")).await.expect(200);
         assert_eq!(marks(&retry), [false]);
-        world.wire.lose_answers(1);
+        world.proxy.lose_answers(1);
         let lost = world.first_try("marked", "carol", "k").await;
         assert!(matches!(lost.status, 200 | 201), "{}", lost.text());
         assert_eq!(marks(&lost), [true, false], "it may have won");
@@ -546,7 +546,7 @@ fn a_hundred_of_two_thousand_claims_are_granted() {
             .collect()
             .await;
         let took = began.elapsed();
-        let said = world.wire.said("POST /internal/v1/claims ").concat();
+        let said = world.proxy.said("POST /internal/v1/claims ").concat();
         let reached = replies.iter().filter(|reply| said.contains(reply.header("x-request-id"))).count();
         println!("2,000 claims in {took:?}, {reached} of them reached core");
 

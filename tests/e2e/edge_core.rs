@@ -131,7 +131,7 @@ fn killed_and_restarted() {
             signal_pid(world.core.pid(), Signal::KILL);
             tokio::time::sleep(FAULT).await;
             let core = world.core.restart().await;
-            world.wire.lead_to(core.listen());
+            world.proxy.lead_to(core.listen());
             core
         };
         let (seen, back_after, core) = crowd.through(restart).await;
@@ -201,18 +201,18 @@ fn a_browser_that_leaves_keeps_no_other_waiting() {
     run_alone(async {
         let world = world().await;
         world.core.create("left", json!({"total": 5})).await;
-        world.wire.delay_answers(Duration::from_millis(700));
+        world.proxy.delay_answers(Duration::from_millis(700));
         let mut raw = Raw::connect(world.edge.listen).await;
         raw.send(format!("GET /v1/campaigns/left HTTP/1.1\r\nHost: {}\r\n\r\n", world.edge.listen)).await;
         eventually(BACK_MAX, || async {
-            let asked = !world.wire.said("GET /internal/v1/campaigns/left ").is_empty();
+            let asked = !world.proxy.said("GET /internal/v1/campaigns/left ").is_empty();
             holds(asked, || "core was not asked".to_owned())
         })
         .await;
         raw.reset();
         let began = Instant::now();
         let reply = world.view("left").await;
-        world.wire.delay_answers(Duration::ZERO);
+        world.proxy.delay_answers(Duration::ZERO);
         let _ = reply.expect(200);
         assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
     });
@@ -223,10 +223,10 @@ fn the_log_names_no_user() {
     run_alone(async {
         let world = world().await;
         campaign(&world, "logged").await;
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         let claim = world.claim_request("logged", "alice").header("CF-Connecting-IP", "203.0.113.77");
         let refused = world.send(claim).await;
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         let _ = refused.refused(503, "unavailable");
         eventually(BACK_MAX, || async {
             holds(world.edge.log().contains("no answer from core"), || world.edge.log())
@@ -245,13 +245,13 @@ fn slow() {
     run_alone(async {
         let world = world().await;
         campaign(&world, "slow").await;
-        world.wire.delay_answers(Duration::from_millis(700));
+        world.proxy.delay_answers(Duration::from_millis(700));
         let _ = world.first_try("slow", "patient", "k").await.expect(201);
         let crowd = Crowd::new(&world, "slow");
         let slow = async {
-            world.wire.delay_answers(Duration::from_secs(3));
+            world.proxy.delay_answers(Duration::from_secs(3));
             tokio::time::sleep(FAULT).await;
-            world.wire.delay_answers(Duration::ZERO);
+            world.proxy.delay_answers(Duration::ZERO);
         };
         let (seen, back_after, ()) = crowd.through(slow).await;
         let (_, unknown) = honest("slow", (&seen, back_after));
@@ -268,7 +268,7 @@ fn a_dead_core_is_not_called_again_and_again() {
         let mut world = world().await;
         campaign(&world, "dead").await;
         world.core.kill();
-        let calls = |world: &World| world.wire.accepted();
+        let calls = |world: &World| world.proxy.accepted();
         eventually(BACK_MAX, || async {
             let before = calls(&world);
             let refused = world.claim("dead", "alice", "k").await.refused(503, "unavailable");

@@ -16,11 +16,11 @@ const CONNECTIONS: usize = 64;
 const TOTAL: usize = 100;
 /// Two snapshots of one campaign are asked for at least so far apart.
 const APART_MS_MIN: u128 = 300;
-/// For so long a campaign that core does not know stays unknown.
+/// How long the edge remembers that core does not know a campaign.
 const UNKNOWN_MS: u128 = 1_000;
 
 fn passed_on(world: &World, line: &str) -> usize {
-    world.wire.said(line).iter().map(|text| text.matches(line).count()).sum()
+    world.proxy.said(line).iter().map(|text| text.matches(line).count()).sum()
 }
 
 #[test]

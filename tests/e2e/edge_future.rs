@@ -27,7 +27,7 @@ async fn future() -> MutexGuard<'static, Future> {
         // The page's visitors need tokens.
         let world = World::start(RUNTIME, "edge-future", "test", &[("DEMO", "1")]).await;
         let core = StandIn::start();
-        world.wire.lead_to(core.listen);
+        world.proxy.lead_to(core.listen);
         Mutex::new(Future { world, core })
     };
     FUTURE.get_or_init(start).await.lock().await

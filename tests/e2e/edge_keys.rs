@@ -179,7 +179,7 @@ fn the_edges_key_is_changed_under_load_and_no_claim_is_refused() {
         let world = World::start(RUNTIME, "edge-rotation", "test", &[]).await;
         world.core.create("rotation", json!({"total": 1_000_000})).await;
         let old_key = world.core.data_file("edge.key");
-        let core_url = format!("http://{}", world.wire.listen);
+        let core_url = format!("http://{}", world.proxy.listen);
         let user_jwt_key = world.core.data_file("user-jwt.key");
         let variables =
             [("CORE_URL", core_url.as_str()), ("EDGE_KEY", NEW_KEY), ("USER_JWT_KEY", user_jwt_key.as_str())];

@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
 use support::core_process::API_TOKEN;
-use support::edge::{Wire, World, root};
+use support::edge::{LossyProxy, World, root};
 use support::times::{from_now, ms, now_ms};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -194,13 +194,13 @@ fn a_claim_whose_answer_was_lost_is_asked_for_until_it_is_known() {
         world.core.create("page-lost", limits()).await;
         let page = visit(&world, "page-lost", "").await;
         page.until(BUTTON, false).await;
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         page.press("#claim").await;
         page.until(PHASE, "retrying").await;
         page.picture("5-asking-again").await;
         world.core.kill();
         world.restart_core().await;
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         page.until(PHASE, "won").await;
         let rows = world.core.sql().await.until("page-lost", 1).await;
         assert_eq!((rows.len(), text(&page, "claim-id").await), (1, rows[0].id.clone()));
@@ -215,11 +215,11 @@ fn a_reload_while_the_outcome_is_unknown_is_the_same_claim() {
         world.core.create("page-reload", limits()).await;
         let page = visit(&world, "page-reload", "").await;
         page.until(BUTTON, false).await;
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         page.press("#claim").await;
         page.until(PHASE, "retrying").await;
         page.reload().await;
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         page.until(PHASE, "won").await;
         let rows = world.core.sql().await.until("page-reload", 1).await;
         assert_eq!((rows.len(), text(&page, "claim-id").await), (1, rows[0].id.clone()));
@@ -232,7 +232,7 @@ fn a_request_that_the_browser_itself_sent_twice_is_no_first_try() {
     in_browser("a_request_that_the_browser_itself_sent_twice_is_no_first_try", async {
         let world = page_world().await;
         world.core.create("page-twice", json!({"total": 1})).await;
-        let front = Wire::to(world.edge.listen);
+        let front = LossyProxy::to(world.edge.listen);
         front.hold_before_losing(Duration::from_millis(500));
         let page = Browser::open("page-twice", PHONE).await;
         page.goto(&format!("http://{}/?campaign=page-twice", front.listen)).await;
@@ -461,11 +461,11 @@ fn a_network_lost_in_the_middle_is_waited_for() {
         world.core.create("page-offline", limits()).await;
         let page = visit(&world, "page-offline", "").await;
         page.until(BUTTON, false).await;
-        world.wire.delay_answers(Duration::from_secs(2));
+        world.proxy.delay_answers(Duration::from_secs(2));
         page.press("#claim").await;
         let _ = world.core.sql().await.until("page-offline", 1).await;
         page.network(true, 0).await;
-        world.wire.delay_answers(Duration::ZERO);
+        world.proxy.delay_answers(Duration::ZERO);
         page.until(PHASE, "retrying").await;
         assert_eq!(text(&page, "message").await, "Not sure yet, asking again");
         let turning = "document.getAnimations().length";

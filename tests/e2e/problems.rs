@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::core_process::{API_TOKEN, DECISION};
 use support::inspect::key;
 use support::process::{Signal, signal_pid};

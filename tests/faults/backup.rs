@@ -5,8 +5,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::core_client::campaign;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::sql::Sql;

@@ -4,7 +4,7 @@
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::inspect::key;
 use support::postgres::Postgres;
@@ -56,7 +56,7 @@ async fn row_of(fixture: &Fixture, user: &str) -> SqlClaim {
     rows.into_iter().find(|row| row.user_id == user).expect("a claim")
 }
 
-/// Makes a claim stand as no campaign leaves Redis with it: held, until so many seconds from now.
+/// Makes a claim held until `seconds` from now, a state in which no campaign is evicted.
 async fn held(fixture: &Fixture, user: &str, seconds: i64) {
     let statement = format!(
         "UPDATE claims SET status = 'held', expires_at = {} WHERE user_id = '{user}'",

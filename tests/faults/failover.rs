@@ -91,10 +91,10 @@ async fn failover_under_load() {
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", pair.proxy.url()).start().await;
     let sql = Sql::in_directory(&core.data_dir());
     let checker = Checker::create(&core, "demo", LIMITS).await;
-    let mut numbers = Rng::seeded("failover");
+    let mut rng = Rng::seeded("failover");
     for round in 1..=FAILOVERS {
         let over = AtomicBool::new(false);
-        let first = numbers.draw() % USERS;
+        let first = rng.draw() % USERS;
         let claims = claim_until(&checker, &core, first, round, &over);
         let fail_over = async {
             tokio::time::sleep(Duration::from_millis(400)).await;
@@ -217,7 +217,7 @@ async fn takes_all(checker: &Checker, core: &Core, keys: &str) {
     }
 }
 
-/// Waits until cores have read so many entries that SQL has yet to hear.
+/// Waits until cores have read this many entries that are not in SQL yet.
 async fn until_in_hand(redis: &RedisView, least: u64) {
     eventually(SOON, || async {
         let pending: u64 = cores::in_hand(redis).await.into_iter().map(|(_, count)| count).sum();

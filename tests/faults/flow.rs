@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits};
+use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::storm::{Seen, Wish};
 use support::wait::holds;

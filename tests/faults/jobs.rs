@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::json;
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::inspect::key;
 use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid};
 use support::wait::holds;

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::inspect::key;
 use support::storm::Seen;

@@ -38,7 +38,7 @@ async fn killed_at_the_acknowledgement(row: Row, cut: Cut, left_in_the_outbox: b
     fixture.relayed("demo").await;
     fixture.proxy().cut(cut, &ack_hash(), usize::MAX);
     let claims = checker.win(&fixture.core, 10..40);
-    let ((), ()) = tokio::join!(fixture.proxy().until_sprung(1), claims);
+    let ((), ()) = tokio::join!(fixture.proxy().until_injected(1), claims);
     let committed = fixture.sql.claims("demo").await.len();
     assert!(committed > 10, "the cut comes after SQL's commit, not before: {committed}");
     row.kill();

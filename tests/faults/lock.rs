@@ -217,10 +217,10 @@ async fn waiting_backs_off() {
     let lease = holder.try_acquire("work", Duration::from_secs(30)).await.unwrap();
     let redis = locks.redis().await;
     redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
-    let (patience, started) = (Duration::from_secs(2), Instant::now());
-    assert!(is_taken(&waiting.acquire("work", LEASE, patience).await));
+    let (timeout, started) = (Duration::from_secs(2), Instant::now());
+    assert!(is_taken(&waiting.acquire("work", LEASE, timeout).await));
     let waited = started.elapsed();
-    assert!(waited >= patience && waited < patience + Duration::from_secs(1), "gave up after {waited:?}");
+    assert!(waited >= timeout && waited < timeout + Duration::from_secs(1), "gave up after {waited:?}");
     let stats: String = redis.query(&["INFO", "commandstats"]).await;
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
     let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits};
+use support::core_client::campaign;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
 use support::redis_server::Clock;

@@ -193,7 +193,7 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
     let url = fixture.server().url();
     {
         let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
-        let body = support::ask::campaign("demo", json!({"total": 5}));
+        let body = support::core_client::campaign("demo", json!({"total": 5}));
         let refused = stranger.admin(Method::POST, "/admin/v1/campaigns", &body).await;
         let refused = refused.refused(409, "campaign_exists");
         assert!(

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::inspect::key;
 use support::redis_server::Clock;
@@ -49,11 +49,11 @@ async fn late_relay(row: Row, late: impl AsyncFn(&Fixture, &Checker) -> String, 
     let mut id;
     let mut tries = 0;
     loop {
-        let before = fixture.proxy().sprung();
+        let before = fixture.proxy().injected();
         fixture.proxy().delay_reply("late-", Duration::from_millis(900));
         id = late(&fixture, &checker).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
-        if fixture.proxy().sprung() > before {
+        if fixture.proxy().injected() > before {
             break;
         }
         tries += 1;
@@ -132,7 +132,7 @@ async fn a_return_that_is_relayed_late() {
     let number = std::cell::Cell::new(0);
     let give_back = async |fixture: &Fixture, checker: &Checker| {
         number.set(number.get() + 1);
-        // Relayed first, unnoticed by the trap.
+        // Relayed first, unnoticed by the fault proxy.
         fixture.proxy().mend();
         let id = wins(checker, fixture.other(), &format!("late-{}", number.get())).await;
         fixture.relayed("demo").await;

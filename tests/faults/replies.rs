@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use support::ask::claim_body;
 use support::checker::{Checker, Expect};
+use support::core_client::claim_body;
 use support::fault_proxy::Cut;
 use support::process::{Signal, signal_pid};
 use support::raw::{Raw, claim_request};
@@ -29,7 +29,7 @@ async fn cut_at(row: Row, cut: Cut, times: usize) {
         .await;
         row.fault();
     }
-    assert!(fixture.proxy().sprung() >= 5, "only {} calls were cut", fixture.proxy().sprung());
+    assert!(fixture.proxy().injected() >= 5, "only {} calls were cut", fixture.proxy().injected());
     fixture.proxy().mend();
     let rows = fixture.sql.claims("demo").await;
     assert!(rows.len() <= 5, "five asked, and there are {rows:?}");
@@ -62,7 +62,7 @@ async fn core_starts_though_redis_goes_again_just_after_its_first_answer() {
     fixture.proxy().cut(Cut::AfterRequest, "cg:store", 3);
     row.fault();
     fixture.core = fixture.core.restart().await;
-    assert_eq!(fixture.proxy().sprung(), 3);
+    assert_eq!(fixture.proxy().injected(), 3);
     checker.win(&fixture.core, 10..20).await;
     fixture.judge(row, &checker, Expect::default()).await;
 }

@@ -20,7 +20,7 @@ async fn sqlite_locked() {
     let held = fixture.sql.hold().await;
     row.fault();
     checker.win(&fixture.core, 10..100).await;
-    // Longer than SQLite's own patience.
+    // Longer than SQLite's own timeout.
     sleep(Duration::from_secs(6)).await;
     checker.win(&fixture.core, 100..200).await;
     assert_eq!(fixture.sql.claims("demo").await.len(), 10, "SQL was to be locked");
@@ -102,7 +102,7 @@ async fn postgres_stopped() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// The outbox holds so many events, and no more; who asks again is answered all the same.
+/// The outbox holds its maximum of events, and no more; a caller that asks again is answered all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_outbox_is_bounded() {
     let row = Row::begin("SQL locked until the outbox is full");

@@ -46,13 +46,13 @@ async fn one_core_with_processes_killed_under_load() {
 
 async fn rounds(mut fixture: Fixture, row: Row) {
     let rounds = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
-    let mut numbers = Rng::seeded("storm");
+    let mut rng = Rng::seeded("storm");
     let (mut all, mut operations) = (Verdict::default(), 0);
     for round in 1..=rounds {
         let checker = Checker::create(&fixture.core, &format!("round{round}"), LIMITS).await;
         let storm = Storm::new(&fixture);
         let kills = async {
-            let killed = kill_again_and_again(&mut fixture, &storm, &row, &mut numbers).await;
+            let killed = kill_again_and_again(&mut fixture, &storm, &row, &mut rng).await;
             storm.over.store(true, Ordering::Relaxed);
             killed
         };
@@ -76,14 +76,14 @@ async fn judge(fixture: &Fixture, checker: &Checker) -> Verdict {
 }
 
 /// Every process in turn may be the one; it is started again at once.
-async fn kill_again_and_again(fixture: &mut Fixture, storm: &Storm, row: &Row, numbers: &mut Rng) -> String {
+async fn kill_again_and_again(fixture: &mut Fixture, storm: &Storm, row: &Row, rng: &mut Rng) -> String {
     let mut killed = BTreeMap::<&str, usize>::new();
     let mut ticks = interval(KILL_EVERY);
     ticks.tick().await;
     for _ in 0..KILLS_A_ROUND {
         ticks.tick().await;
         let (core, redis) =
-            [(true, false), (false, true), (true, true)][usize::try_from(numbers.draw() % 3).unwrap()];
+            [(true, false), (false, true), (true, true)][usize::try_from(rng.draw() % 3).unwrap()];
         if redis {
             row.kill();
             *killed.entry("Redis").or_default() += 1;
@@ -92,7 +92,7 @@ async fn kill_again_and_again(fixture: &mut Fixture, storm: &Storm, row: &Row, n
         if core {
             row.kill();
             *killed.entry("core").or_default() += 1;
-            let which = usize::try_from(numbers.draw()).unwrap_or(0) % (1 + fixture.others.len());
+            let which = usize::try_from(rng.draw()).unwrap_or(0) % (1 + fixture.others.len());
             let core = if which == 0 { &mut fixture.core } else { &mut fixture.others[which - 1] };
             core.kill();
             *core = core.launch_again();

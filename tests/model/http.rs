@@ -42,13 +42,13 @@ struct Run {
     tally: Tally,
 }
 
-/// Plays the campaign of `seed` for so many operations.
+/// Plays the campaign of `seed` for `operations` operations.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
     let mut rng = Rng::of(seed);
     let (table, rules) = Table::lay(&mut rng);
     let clock = FrozenClock::at(table.begins_at);
     let redis = RedisServer::start_with(&[], &clock.environment()).await;
-    // Core lets a campaign that is over go from Redis; this clock may bring it back to life.
+    // Core evicts a campaign that is over; this clock may bring it back to life.
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1000000000");
     let core = options.with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
     core.create_with(campaign(&rules)).await;
@@ -146,7 +146,7 @@ impl Run {
         same(&expected, &vec![found])
     }
 
-    /// What the model says to the same claim asked so many times.
+    /// What the model answers to the same claim asked `times` times.
     fn expected(&mut self, ask: &Ask, times: usize) -> Vec<Answer> {
         let asked = vec![(model_id(ask), ask.quantity); times];
         let answers = self.model.claim_all(self.clock.now_ms(), &asked);

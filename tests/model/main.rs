@@ -25,7 +25,7 @@ use run::Tally;
 /// Operations on one campaign; then comes another one, under the next seed.
 const ONE_RUN: u64 = 2500;
 const ONE_RUN_HTTP: u64 = 1000;
-/// Over HTTP, an operation in so many.
+/// Over HTTP, one operation in this many is played.
 const HTTP_SHARE: u64 = 25;
 const OPERATIONS: u64 = 100_000;
 

@@ -63,7 +63,7 @@ struct Run {
     told: VecDeque<String>,
 }
 
-/// Plays the campaign of `seed` for so many operations; `Err` says what differed, and after what.
+/// Plays the campaign of `seed` for `operations` operations; `Err` says what differed, and after what.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
     let mut rng = Rng::of(seed);
     let (table, rules) = Table::lay(&mut rng);

@@ -130,15 +130,15 @@ async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Res
     let directory = TempDir::with_prefix("cgb-")?;
     let mut engine =
         Engine::start(set.fsync, &sqlite_url(&directory.path().join("claimgate.sqlite"))).await?;
-    let known = engine.campaign(CAMPAIGN, generous()).await?;
+    let handle = engine.campaign(CAMPAIGN, generous()).await?;
     engine.start_relay()?;
     let mut uuids = Uuids::of(session.seed());
-    let warm_up = engine.claim(&known, uuids.requests(CAMPAIGN, WARM_UP)?).await?;
+    let warm_up = engine.claim(&handle, uuids.requests(CAMPAIGN, WARM_UP)?).await?;
     Watcher::start(&engine.view, CAMPAIGN).finish().await?;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of claims
     let count = (warm_up.per_second() * session.options.seconds) as usize;
-    let found = load(session, &engine, &known, uuids, count).await?;
-    engine.check(&known, (WARM_UP + count) as u64).await?;
+    let found = load(session, &engine, &handle, uuids, count).await?;
+    engine.check(&handle, (WARM_UP + count) as u64).await?;
     engine.stop().await?;
     session.say(format_args!(
         "round {round} · in process, {}: {:.0} claims/s, {:.2} µs of Redis each, {:.0} a batch; outbox {}, \
@@ -151,7 +151,7 @@ async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Res
 async fn load(
     session: &mut Session,
     engine: &Engine,
-    known: &Arc<CampaignHandle>,
+    handle: &Arc<CampaignHandle>,
     mut uuids: Uuids,
     count: usize,
 ) -> anyhow::Result<InProcess> {
@@ -159,7 +159,7 @@ async fn load(
     let batches_before = batches(&session.metrics.render());
     let cpu_before = redis::cpu_seconds(&engine.view).await?;
     let watcher = Watcher::start(&engine.view, CAMPAIGN);
-    let load = session.measure(engine.claim(known, requests)).await?;
+    let load = session.measure(engine.claim(handle, requests)).await?;
     let cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;
     let lag = watcher.finish().await?;
     let relayed_cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;

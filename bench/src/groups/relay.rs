@@ -47,16 +47,16 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
 /// Rows per second into the database at `url`.
 async fn relay(session: &mut Session, url: &str) -> anyhow::Result<f64> {
     let mut engine = Engine::start(Fsync::EverySecond, url).await?;
-    let known = engine.campaign(CAMPAIGN, generous()).await?;
+    let handle = engine.campaign(CAMPAIGN, generous()).await?;
     let requests = Uuids::of(session.seed()).requests(CAMPAIGN, EVENTS)?;
-    engine.claim(&known, requests).await?;
+    engine.claim(&handle, requests).await?;
     let seconds = session
         .measure(async {
             engine.start_relay()?;
             Ok(Watcher::start(&engine.view, CAMPAIGN).finish().await?.seconds)
         })
         .await?;
-    engine.check(&known, EVENTS as u64).await?;
+    engine.check(&handle, EVENTS as u64).await?;
     engine.stop().await?;
     Ok(EVENTS as f64 / seconds)
 }
