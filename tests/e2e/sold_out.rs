@@ -1,5 +1,5 @@
-//! Sold out, and cached: a crowd that comes too late costs Redis nothing, and no caller gets a
-//! different answer for it.
+//! Sold out, and cached: a crowd that comes too late costs Redis nothing, and no caller gets a different
+//! answer for it.
 
 use std::pin::Pin;
 use std::time::Duration;
