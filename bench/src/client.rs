@@ -55,7 +55,7 @@ pub struct Template {
 }
 
 impl Template {
-    /// `text`, in which each `{uuid}` is one that nobody has had before.
+    /// `text`, in which each `{uuid}` is one that was never used before.
     pub fn new(text: &str) -> Self {
         let (mut bytes, mut places) = (Vec::new(), Vec::new());
         for part in text.split("{uuid}") {
@@ -96,11 +96,11 @@ impl Template {
 /// When requests are made.
 #[derive(Debug, Clone, Copy)]
 pub enum Pace {
-    /// A new one on each answer, for so long.
+    /// A new request on each answer, for this long.
     Closed(Duration),
-    /// A new one on each answer, so many.
+    /// A new request on each answer, up to this number.
     Count(u64),
-    /// At a constant rate a second for so long, whatever the answers do. Latency counts from the moment at which a
+    /// At a constant rate a second for this long, whatever the answers do. Latency counts from the moment at which a
     /// request was due, also when no connection was free then.
     Open(f64, Duration),
 }

@@ -24,7 +24,7 @@ use crate::redis::{self, Fsync};
 
 /// Claims waited for at once.
 const TASKS: usize = 1024;
-/// Events that may wait for SQL: more than any measurement makes, so that none is put off.
+/// Events that may wait for SQL: more than any measurement makes, so that no claim is refused for a full outbox.
 const OUTBOX_MAX: u64 = 10_000_000;
 
 /// How often a claim is asked for before it is said to have no outcome.
@@ -64,7 +64,7 @@ impl Load {
 }
 
 impl Engine {
-    /// Starts a Redis and opens the register at `database_url`; the relay is off.
+    /// Starts a Redis and opens the database at `database_url`; the relay is off.
     pub async fn start(fsync: Fsync, database_url: &str) -> anyhow::Result<Self> {
         let redis = redis::start(fsync).await;
         let sql = SqlStore::open(database_url).await?;
@@ -130,7 +130,7 @@ impl Engine {
         checks::exact(campaign.id.as_str(), granted, &self.view, &self.sql).await
     }
 
-    /// Stops the relay and closes the register.
+    /// Stops the relay and closes the database.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         if let Some((stop, relay)) = self.relay.take() {
             stop.send_replace(true);

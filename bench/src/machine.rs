@@ -64,7 +64,7 @@ impl Disturbance {
 }
 
 /// The quickest of a few runs of a fixed piece of work on each core, all at once; of the slowest core, in
-/// milliseconds. The quickest, so that whoever drops in for a moment does not count as a slower machine.
+/// milliseconds. The quickest, so that a process that runs for a moment does not count as a slower machine.
 pub fn calibrate() -> f64 {
     let cores: Vec<_> = (0..cores()).map(|core| std::thread::spawn(move || calibrate_core(core))).collect();
     cores.into_iter().filter_map(|core| core.join().ok()).fold(0.0, f64::max)

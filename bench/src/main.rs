@@ -60,8 +60,8 @@ struct Cli {
     /// Only this group, or the groups with a figure whose name contains this
     #[arg(long, value_name = "GROUP|FIGURE")]
     only: Option<String>,
-    /// Folder for report.json and report.html
-    #[arg(long, default_value = "target/bench", value_name = "FOLDER")]
+    /// Directory for report.json and report.html
+    #[arg(long, default_value = "target/bench", value_name = "DIRECTORY")]
     out: PathBuf,
 }
 

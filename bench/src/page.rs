@@ -1,4 +1,4 @@
-//! `report.html`: the figures as bar charts, in one file that asks nobody for anything.
+//! `report.html`: the figures as bar charts, in one self-contained file.
 
 use std::fmt::Write as _;
 
@@ -21,7 +21,7 @@ const CHARTS: &[(&str, Unit)] = &[
     ("Per second", Unit::PerSecond),
     ("Processor time of Redis", Unit::CpuMicroseconds),
     ("Latency", Unit::Microseconds),
-    ("How long the outbox takes to drain after a load", Unit::Seconds),
+    ("Time until the outbox is empty after a load", Unit::Seconds),
     ("The most events in the outbox", Unit::Events),
     ("Claims a batch", Unit::Claims),
     ("Bytes of Redis a claim", Unit::Bytes),

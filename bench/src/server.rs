@@ -99,7 +99,7 @@ impl Server {
     pub async fn campaign_opening(&mut self, starts_at: String) -> String {
         self.campaigns += 1;
         let id = format!("bench-{}", self.campaigns);
-        let mut campaign = support::ask::campaign(&id, serde_json::json!({}));
+        let mut campaign = support::core_client::campaign(&id, serde_json::json!({}));
         campaign["starts_at"] = starts_at.into();
         self.core.create_with(campaign).await;
         id

@@ -1,8 +1,8 @@
-//! Users and idempotency keys that nobody has had before: UUIDs from a seed.
+//! Users and idempotency keys that were never used before: UUIDs from a seed.
 
 use anyhow::Context as _;
 use claimgate_shared::{ClaimRequest, Quantity};
-use support::numbers::Numbers;
+use support::rng::Rng;
 
 /// Characters of a UUID.
 pub const UUID_CHARS: usize = 36;
@@ -11,12 +11,12 @@ const HEX: &[u8; 16] = b"0123456789abcdef";
 
 /// An endless list of UUIDs, the same for the same seed.
 #[derive(Debug, Clone)]
-pub struct Uuids(Numbers);
+pub struct Uuids(Rng);
 
 impl Uuids {
     /// From a seed.
     pub fn of(seed: u64) -> Self {
-        Self(Numbers::of(seed))
+        Self(Rng::of(seed))
     }
 
     /// Writes the next one into `place`, which has [`UUID_CHARS`] bytes.

@@ -25,7 +25,7 @@ impl Workers {
     /// Starts both before `core`.
     pub async fn start(core: &Core) -> Self {
         let (edge, bare) = (free_address(), free_address());
-        let folder = emptied("bench-workers");
+        let directory = emptied("bench-workers");
         let mut workerd = Command::new(root().join("node_modules/.bin/workerd"));
         workerd
             .arg("serve")
@@ -38,7 +38,7 @@ impl Workers {
             .env("RATE_PER_USER_LIMIT", "0")
             .env("EDGE_KEY", core.data_file("edge.key"))
             .env("USER_JWT_KEY", core.data_file("user-jwt.key"));
-        let process = Leashed::start(&workerd, &folder.join("workerd.log"), &folder.join("state"));
+        let process = Leashed::start(&workerd, &directory.join("workerd.log"), &directory.join("state"));
         for url in [format!("http://{edge}/livez"), format!("http://{bare}/")] {
             eventually(READY, || async {
                 let reply = core.client().try_get(&url, "").await;

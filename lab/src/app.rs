@@ -67,7 +67,7 @@ impl App {
         (0..count).map(|number| Self::start(addresses, number, &meter)).collect()
     }
 
-    /// An owner of claimgate's locks that nobody else is.
+    /// A new, unique holder of claimgate's leases.
     pub async fn owner(&self) -> Result<LeaseHolder> {
         let store = self.lease_store.get_or_try_init(|| self.open_lease_store()).await?;
         LeaseHolder::new(Arc::clone(store)).map_err(StockError::set_up)
@@ -81,9 +81,9 @@ impl App {
         lease: Duration,
         deadline: Instant,
     ) -> Result<Lease> {
-        let patience = deadline.saturating_duration_since(Instant::now());
-        // Its own patience may end in the middle of a pause; whoever asked goes when it is time.
-        let held = timeout_at(deadline, owner.acquire(name, lease, patience)).await;
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        // `acquire` checks its own timeout only between pauses; the caller must leave at the deadline.
+        let held = timeout_at(deadline, owner.acquire(name, lease, timeout)).await;
         let lease = held.map_err(|_| StockError::TimedOut)??;
         self.meter.lease_calls.add(LEASE_CALLS);
         Ok(lease)

@@ -50,7 +50,7 @@ fn jittered(length: Duration) -> Duration {
     length / 2 + length / 2 * u32::from(byte[0]) / 255
 }
 
-/// A name that nobody else has.
+/// A unique name.
 pub fn unique() -> Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(StockError::set_up)?;

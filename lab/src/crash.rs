@@ -13,7 +13,7 @@ use crate::servers::Servers;
 use crate::stock_key::StockKey;
 
 /// How long the next one waits before it is said to wait for ever.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub const WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long the holder may take to get as far as it shall.
 const HOLDS_WITHIN: Duration = Duration::from_secs(20);
 const STOCK: u32 = 10;
@@ -21,9 +21,9 @@ const STOCK: u32 = 10;
 /// When the next one could go on after the holder's crash.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AfterCrash {
-    /// After so many milliseconds.
+    /// After this many milliseconds.
     Ms(f64),
-    /// Not within [`PATIENCE`].
+    /// Not within [`WAIT_MAX`].
     Never,
 }
 
@@ -51,7 +51,7 @@ pub async fn run(
     }
     holder.kill();
     let killed = Instant::now();
-    let next = manager.reduce(&Attempt::new("next", 1, PATIENCE)).await;
+    let next = manager.reduce(&Attempt::new("next", 1, WAIT_MAX)).await;
     let waited = killed.elapsed().as_secs_f64() * 1000.0;
     app.stop().await;
     match next {

@@ -68,7 +68,7 @@ fn of_row(row: &Row) -> Vec<String> {
     }
     let releases = [Expectation::WrongRelease, Expectation::WrongReleaseOversells].contains(&expectation);
     if releases && row.wrong_releases() == 0 {
-        found.push("freed nobody else's lock".to_owned());
+        found.push("freed no other caller's lock".to_owned());
     }
     match (row.after_crash, row.strategy.stuck_after_crash) {
         (AfterCrash::Ms(after), true) => found.push(format!("went on {after:.0} ms after the crash")),

@@ -47,8 +47,8 @@ struct Cli {
     /// Rounds of every cell; figures are their medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=20))]
     rounds: u32,
-    /// Folder for report.json and report.html
-    #[arg(long, default_value = "target/lab", value_name = "FOLDER")]
+    /// Directory for report.json and report.html
+    #[arg(long, default_value = "target/lab", value_name = "DIRECTORY")]
     out: PathBuf,
 }
 

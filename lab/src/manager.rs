@@ -48,9 +48,9 @@ impl SlowHolders {
 pub enum Reduced {
     /// The units are the caller's.
     Taken,
-    /// Not so many are left.
+    /// Fewer units are left than the attempt asks for.
     SoldOut,
-    /// This user has had theirs, or another try of theirs is under way.
+    /// This user has had theirs, or another try of theirs is in progress.
     HadAlready,
     /// A limit of this user's, by its name.
     Limited(&'static str),
@@ -68,14 +68,14 @@ pub enum StockError {
     /// The lock was lost before the write, which its fencing token kept out.
     #[error("the lock was lost, and the write refused")]
     LockLost,
-    /// Nobody has put the stock there.
+    /// The stock was never put there.
     #[error("there is no such stock")]
     Missing,
     /// Two things that must agree do not.
     #[error("inconsistent: {0}")]
     Inconsistent(String),
     /// The one that decides has gone, and what waited for it with it.
-    #[error("whoever decides has stopped")]
+    #[error("the worker that decides has stopped")]
     Stopped,
     /// Redis.
     #[error("Redis: {0}")]
@@ -110,9 +110,9 @@ impl From<LeaseError> for StockError {
 }
 
 impl Attempt {
-    /// An attempt of `user` that may wait for `patience`.
-    pub fn new(user: &str, quantity: u32, patience: Duration) -> Self {
-        Self { user: user.to_owned(), quantity, deadline: Instant::now() + patience, slow: None }
+    /// An attempt of `user` that may wait for `timeout`.
+    pub fn new(user: &str, quantity: u32, timeout: Duration) -> Self {
+        Self { user: user.to_owned(), quantity, deadline: Instant::now() + timeout, slow: None }
     }
 
     /// Whether this is a slow holder; to be asked once, while the lock is held.
@@ -152,8 +152,8 @@ pub trait StockManager: Sized + Send + Sync + 'static {
     /// Units left, as the store has it.
     fn get(&self) -> impl Future<Output = Result<i64>> + Send;
 
-    /// Brings to its end what goes on after the answer; units that SQL has been given, where that is part of it.
-    fn settle(&self) -> impl Future<Output = Result<Option<i64>>> + Send {
+    /// Completes the work that goes on after the answer; the units that SQL has been given, for strategies that write to SQL.
+    fn finish(&self) -> impl Future<Output = Result<Option<i64>>> + Send {
         async { Ok(None) }
     }
 
@@ -176,8 +176,8 @@ pub trait Stock: Send + Sync {
     fn give_back<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, ()>;
     /// See [`StockManager::get`].
     fn get(&self) -> Pending<'_, i64>;
-    /// See [`StockManager::settle`].
-    fn settle(&self) -> Pending<'_, Option<i64>>;
+    /// See [`StockManager::finish`].
+    fn finish(&self) -> Pending<'_, Option<i64>>;
     /// See [`StockManager::hold`].
     fn hold<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, Held>;
 }
@@ -199,8 +199,8 @@ impl<M: StockManager> Stock for M {
         Box::pin(StockManager::get(self))
     }
 
-    fn settle(&self) -> Pending<'_, Option<i64>> {
-        Box::pin(StockManager::settle(self))
+    fn finish(&self) -> Pending<'_, Option<i64>> {
+        Box::pin(StockManager::finish(self))
     }
 
     fn hold<'a>(&'a self, attempt: &'a Attempt) -> Pending<'a, Held> {

@@ -1,11 +1,11 @@
-//! `report.html`: charts in one file that asks nobody for anything. Bars are drawn, words are text: so that a telephone shows
-//! the same page with words of the same size.
+//! `report.html`: charts in one self-contained file. Bars are drawn, words are text: so that a telephone shows the same
+//! page with words of the same size.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::crash::{AfterCrash, PATIENCE};
+use crate::crash::{AfterCrash, WAIT_MAX};
 use crate::judge;
 use crate::manager::Expectation;
 use crate::measure::{Cell, Row};
@@ -229,7 +229,7 @@ fn waits(rows: &[Row]) -> String {
 }
 
 fn crashes(rows: &[Row]) -> String {
-    let most = PATIENCE.as_secs_f64() * 1000.0;
+    let most = WAIT_MAX.as_secs_f64() * 1000.0;
     let mut html = "<h2>After a holder's crash</h2><p>A process takes the lock or the transaction and is killed: how long until the next \
                     one goes on.</p>"
         .to_owned();

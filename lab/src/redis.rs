@@ -16,7 +16,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections for callers that need one of their own, since `WATCH` belongs to a connection.
 const OWN_MAX: usize = 32;
 
-/// A connection that everybody shares, and some that one caller at a time has.
+/// One connection shared by all callers, and some for exclusive use.
 #[derive(Debug)]
 pub struct Redis {
     client: Client,
@@ -26,7 +26,7 @@ pub struct Redis {
     meter: Arc<Meter>,
 }
 
-/// A connection that nobody else uses meanwhile.
+/// A connection for exclusive use.
 #[derive(Debug)]
 pub struct OwnConnection<'a> {
     connection: MultiplexedConnection,
@@ -62,7 +62,7 @@ impl Redis {
         Ok(call.invoke_async(&mut self.shared().await?).await?)
     }
 
-    /// A connection that nobody else uses until it is [handed back](Self::hand_back).
+    /// A connection for exclusive use until it is [handed back](Self::hand_back).
     pub async fn own(&self, deadline: Instant) -> Result<OwnConnection<'_>> {
         let permit = timeout_at(deadline, self.permits.acquire()).await.map_err(|_| StockError::TimedOut)?;
         let permit = permit.map_err(|_| StockError::Stopped)?;

@@ -4,12 +4,12 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
-use crate::crash::{AfterCrash, PATIENCE};
+use crate::crash::{AfterCrash, WAIT_MAX};
 use crate::judge;
 use crate::measure::{Cell, Row};
 use crate::workload::{Kind, Round};
 
-/// How wide a table is where nobody says, and at most, in characters.
+/// Width of a table where the terminal tells none, and the widest, in characters.
 const WIDTH: u16 = 80;
 const WIDTH_MAX: u16 = 120;
 
@@ -153,7 +153,7 @@ pub fn after_crash(after: AfterCrash) -> String {
     match after {
         AfterCrash::Ms(ms) if ms < 1.0 => "< 1 ms".to_owned(),
         AfterCrash::Ms(ms) => format!("{ms:.0} ms"),
-        AfterCrash::Never => format!("never ({} s)", PATIENCE.as_secs()),
+        AfterCrash::Never => format!("never ({} s)", WAIT_MAX.as_secs()),
     }
 }
 

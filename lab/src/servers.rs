@@ -26,7 +26,7 @@ const POSTGRES: &[(&str, &str)] = &[
 
 /// As the report says it.
 pub const DURABILITY: &str = "Redis: appendonly yes, appendfsync always; PostgreSQL: fsync on, synchronous_commit on, read committed: \
-                              nobody is told of a grant that a crash could take back";
+                              no caller is told of a grant that a crash could take back";
 
 /// Both servers, for all strategies alike.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub struct RedisWork {
 }
 
 impl Servers {
-    /// Starts both, on unix sockets in folders of their own.
+    /// Starts both, on unix sockets in directories of their own.
     pub async fn start() -> anyhow::Result<Self> {
         let postgres =
             Postgres::start_with(POSTGRES).await.map_err(|why| anyhow::anyhow!("PostgreSQL: {why}"))?;

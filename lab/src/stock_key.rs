@@ -38,7 +38,7 @@ impl StockKey {
         self.app.redis.ask(cmd("INCRBY").arg(&self.name).arg(units)).await
     }
 
-    /// Reads, tests, and writes what it has worked out: right only as long as nobody else does the same.
+    /// Reads, tests, and writes what it has worked out: right only as long as no other caller does the same at once.
     pub async fn read_then_write(&self, quantity: u32) -> Result<Reduced> {
         let left = self.get().await? - i64::from(quantity);
         if left < 0 {

@@ -9,11 +9,11 @@ use crate::app::App;
 use crate::manager::{Result, StockError};
 
 /// For calls that no caller waits for.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// When a call that no caller waits for has had time enough.
 pub fn some_time() -> Instant {
-    Instant::now() + PATIENCE
+    Instant::now() + WAIT_MAX
 }
 
 /// One row of `stock`.

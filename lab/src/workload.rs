@@ -14,11 +14,11 @@ use crate::app::App;
 use crate::manager::{Attempt, PerUser, Reduced, Stock, StockError, Strategy};
 use crate::servers::Servers;
 
-/// After its cut a round has so long to answer what is under way; then the run has failed.
+/// Time a round has after its cut to answer claims in flight; beyond it the run has failed.
 const OVERTIME: Duration = Duration::from_secs(15);
 /// Units of a stock that does not run out.
 const ENDLESS: u32 = 1_000_000_000;
-/// Every so many-th contender is somebody's second try, where a strategy promises something about that.
+/// Each contender of this number is an earlier user's second try, where a strategy promises something about retries.
 const SECOND_TRY_EVERY: usize = 10;
 
 /// How many units each asks for.
@@ -120,7 +120,7 @@ impl Round {
         self.granted_units.saturating_sub(self.stock)
     }
 
-    /// Units left over although somebody who asked for no more was refused.
+    /// Units left over although a caller who asked for no more was refused.
     pub fn undersold(&self) -> u64 {
         let left = self.stock.saturating_sub(self.granted_units);
         if self.refused_units_min.is_some_and(|asked| asked <= left) { left } else { 0 }
@@ -155,7 +155,7 @@ impl Round {
                 self.gave_up += 1;
                 self.refuse(answer.quantity);
             }
-            // It has waited for so long at least.
+            // Its recorded wait is a lower bound.
             Err(StockError::TimedOut) => self.undecided += 1,
             Err(error) => {
                 self.failed.0 += 1;
@@ -223,7 +223,7 @@ pub async fn run(
     }
     round.wrong_releases = meter.wrong_releases.get() - wrong;
     round.redis_cpu_us = (after.cpu_s - before.cpu_s) * 1e6;
-    round.in_sql = managers[0].settle().await?;
+    round.in_sql = managers[0].finish().await?;
     round.left = managers[0].get().await?;
     Ok(round)
 }

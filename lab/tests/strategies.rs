@@ -17,7 +17,7 @@ use claimgate_lab::workload::{self, Kind, Quantities};
 use support::RedisServer;
 use support::process::free_address;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAIT_MAX: Duration = Duration::from_secs(10);
 
 fn plan() -> Plan {
     Plan {
@@ -36,14 +36,14 @@ fn plan() -> Plan {
 async fn every_strategy_does_what_it_is_known_to_do() {
     let servers = Servers::start().await.unwrap();
     let (servers, plan) = (&servers, &plan());
-    // In lanes: most of the time is spent waiting for leases to end.
-    let lane = |number: usize| async move {
+    // In parallel: most of the time is spent waiting for leases to end.
+    let queue = |number: usize| async move {
         for strategy in STRATEGIES.iter().skip(number).step_by(4) {
             let row = measure::run(servers, strategy, plan).await.unwrap();
             assert_eq!(judge::complaints(&row), Vec::<String>::new(), "{}", strategy.name);
         }
     };
-    tokio::join!(lane(0), lane(1), lane(2), lane(3));
+    tokio::join!(queue(0), queue(1), queue(2), queue(3));
 }
 
 /// Init, take, give back, look: the same of each, one caller at a time.
@@ -56,7 +56,7 @@ async fn every_strategy_takes_and_gives_back() {
         let managers = strategy.managers(&apps, &key).await.unwrap();
         let (first, last) = (&managers[0], managers.last().unwrap());
         first.init(5).await.unwrap();
-        let attempt = |user, quantity| Attempt::new(user, quantity, PATIENCE);
+        let attempt = |user, quantity| Attempt::new(user, quantity, WAIT_MAX);
         let (alice, bob, carol) = (attempt("alice", 3), attempt("bob", 3), attempt("carol", 2));
         let name = strategy.name;
         assert_eq!(last.reduce(&alice).await.unwrap(), Reduced::Taken, "{name}");
@@ -86,7 +86,7 @@ async fn a_promise_not_kept_is_told() {
         ("redis_read_then_write", Expectation::Exact, "oversold by"),
         ("redis_read_then_write", Expectation::NeverOver, "oversold by"),
         ("script_stock", Expectation::Oversells, "did not oversell"),
-        ("script_stock", Expectation::WrongRelease, "freed nobody else's lock"),
+        ("script_stock", Expectation::WrongRelease, "freed no other caller's lock"),
     ] {
         let known = named(&[name.to_owned()]).unwrap()[0];
         let strategy: &'static Strategy =
@@ -115,17 +115,17 @@ fn rounds_are_counted_by_what_callers_were_told() {
         ..workload::Round::default()
     };
     assert_eq!((round(13, None).oversold(), round(13, None).undersold()), (3, 0));
-    assert_eq!(round(8, Some(2)).undersold(), 2, "two were left, and somebody who asked for two was refused");
-    assert_eq!(round(8, Some(3)).undersold(), 0, "nobody was refused what there was");
+    assert_eq!(round(8, Some(2)).undersold(), 2, "two were left, and a caller who asked for two was refused");
+    assert_eq!(round(8, Some(3)).undersold(), 0, "no caller was refused what there was");
     assert_eq!(
         round(8, None).undersold(),
         0,
-        "nobody was refused: there was no more demand, or the round was cut"
+        "no caller was refused: there was no more demand, or the round was cut"
     );
     assert_eq!(round(10, Some(1)).undersold(), 0);
 }
 
-/// A lock that nobody frees: the next one waits as long as it may, and is told so.
+/// A lock that is never freed: the next caller waits until its timeout, and is told so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_without_expiry_stays_with_its_crashed_holder() {
     let servers = Servers::start().await.unwrap();
@@ -133,7 +133,7 @@ async fn a_lock_without_expiry_stays_with_its_crashed_holder() {
     let strategy = named(&["15".to_owned()]).unwrap()[0];
     let managers = strategy.managers(&apps, &key).await.unwrap();
     managers[0].init(5).await.unwrap();
-    drop(managers[0].hold(&Attempt::new("crashed", 1, PATIENCE)).await.unwrap());
+    drop(managers[0].hold(&Attempt::new("crashed", 1, WAIT_MAX)).await.unwrap());
     let next = managers[1].reduce(&Attempt::new("next", 1, Duration::from_millis(300))).await;
     assert!(matches!(next, Err(StockError::TimedOut)), "{next:?}");
 }
@@ -146,7 +146,7 @@ async fn three_limits_are_told_apart() {
     let manager =
         named(&["script_limits".to_owned()]).unwrap()[0].managers(&apps, &key).await.unwrap().remove(0);
     manager.init(4).await.unwrap();
-    let tries = async |user| manager.reduce(&Attempt::new(user, 3, PATIENCE)).await.unwrap();
+    let tries = async |user| manager.reduce(&Attempt::new(user, 3, WAIT_MAX)).await.unwrap();
     assert_eq!(tries("alice").await, Reduced::Taken);
     assert_eq!(tries("alice").await, Reduced::Limited("user per day"));
     let day = claimgate_core::clock::now().as_ms() / 86_400_000;

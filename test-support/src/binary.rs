@@ -25,9 +25,9 @@ pub fn claimgate() -> PathBuf {
 /// Cargo puts test binaries into `<target>/<profile>/deps`, programs into `<target>/<profile>`.
 fn candidates() -> Vec<PathBuf> {
     let own = std::env::current_exe().expect("the path of this program");
-    let folder = own.parent().expect("a folder that it lies in");
-    if !folder.ends_with("deps") {
-        return vec![folder.join("claimgate")];
+    let directory = own.parent().expect("a directory that it lies in");
+    if !directory.ends_with("deps") {
+        return vec![directory.join("claimgate")];
     }
     let target = own.ancestors().nth(3).expect("a test binary lies in target/<profile>/deps");
     ["release", "debug"].map(|profile| target.join(profile).join("claimgate")).into()

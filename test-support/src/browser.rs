@@ -58,13 +58,13 @@ pub fn is_here() -> bool {
 
 fn is_on_path(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
 #[derive(Debug)]
 struct Driver {
     url: String,
-    folder: PathBuf,
+    directory: PathBuf,
     _process: Leashed,
 }
 
@@ -74,8 +74,8 @@ async fn driver() -> &'static Driver {
 }
 
 async fn start_driver() -> Driver {
-    let folder = emptied("browser");
-    let wrapper = folder.join("chromium");
+    let directory = emptied("browser");
+    let wrapper = directory.join("chromium");
     fs::write(&wrapper, CHROMIUM).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
     let port = {
@@ -83,12 +83,12 @@ async fn start_driver() -> Driver {
         probe.local_addr().unwrap().port()
     };
     let mut command = Command::new("chromedriver");
-    command.arg(format!("--port={port}")).env("HOME", &folder);
-    let process = Leashed::start(&command, &folder.join("driver.log"), &folder.join("profiles"));
+    command.arg(format!("--port={port}")).env("HOME", &directory);
+    let process = Leashed::start(&command, &directory.join("driver.log"), &directory.join("profiles"));
     let url = format!("http://127.0.0.1:{port}");
     let (client, status) = (client(), format!("{url}/status"));
     eventually(SOON, || async { client.try_get(&status, "").await.map_err(|error| error.to_string()) }).await;
-    Driver { url, folder, _process: process }
+    Driver { url, directory, _process: process }
 }
 
 /// A browser with one tab and a fresh profile.
@@ -103,9 +103,10 @@ impl Browser {
     pub async fn open(name: &str, size: (u32, u32)) -> Self {
         static OPENED: AtomicUsize = AtomicUsize::new(0);
         let driver = driver().await;
-        // The same test may be under way against another runtime.
+        // The same test may be running against another runtime.
         let profile = format!("{name}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
-        let profile = format!("--user-data-dir={}", driver.folder.join("profiles").join(profile).display());
+        let profile =
+            format!("--user-data-dir={}", driver.directory.join("profiles").join(profile).display());
         let flags = [
             "--headless",
             "--no-sandbox",
@@ -122,7 +123,7 @@ impl Browser {
             &profile,
         ];
         let wanted = json!({"capabilities": {"alwaysMatch": {
-            "goog:chromeOptions": {"binary": driver.folder.join("chromium"), "args": flags},
+            "goog:chromeOptions": {"binary": driver.directory.join("chromium"), "args": flags},
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }}});
         let client = client();
@@ -234,18 +235,18 @@ impl Browser {
 
     /// Saves what is seen as `target/screenshots/{name}.png`.
     pub async fn shoot(&self, name: &str) {
-        let folder = root().join("target/screenshots");
-        fs::create_dir_all(&folder).unwrap();
+        let directory = root().join("target/screenshots");
+        fs::create_dir_all(&directory).unwrap();
         let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
         let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
-        fs::write(folder.join(format!("{name}.png")), png).unwrap();
+        fs::write(directory.join(format!("{name}.png")), png).unwrap();
     }
 
     async fn log(&self, kind: &str) -> Vec<Value> {
         self.call("se/log", json!({"type": kind})).await.as_array().unwrap().clone()
     }
 
-    /// Checks that the page made no error and no request to anybody else, and closes. What breaks the page's policy is
+    /// Checks that the page made no error and no request to any other host, and closes. What breaks the page's policy is
     /// an error; refusals are none, but the browser logs them as such.
     pub async fn close(self) {
         let mut errors = self.log("browser").await;

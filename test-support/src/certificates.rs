@@ -14,14 +14,15 @@ use crate::process::free_address;
 /// of the one that core is told to trust.
 #[derive(Debug)]
 pub struct Certificates {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Certificates {
     /// `Err` where there is no `openssl`.
     pub fn make() -> Result<Self, String> {
-        let folder = tempfile::Builder::new().prefix("cgt-").tempdir().map_err(|error| error.to_string())?;
-        let made = Self { folder };
+        let directory =
+            tempfile::Builder::new().prefix("cgt-").tempdir().map_err(|error| error.to_string())?;
+        let made = Self { directory };
         let key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -noenc";
         for authority in ["ours", "other"] {
             let files = format!("-keyout {authority}.key -out {authority}.pem");
@@ -32,7 +33,7 @@ impl Certificates {
         made.trust("ours");
         // For PostgreSQL; root, as which Redis may run here, reads them all the same.
         for file in ["", "server.key"] {
-            hand_over(&made.folder.path().join(file))?;
+            hand_over(&made.directory.path().join(file))?;
         }
         Ok(made)
     }
@@ -44,7 +45,7 @@ impl Certificates {
 
     /// The servers' certificate names `names` from their next start on.
     pub fn certify(&self, names: &str) -> Result<(), String> {
-        let extensions = self.folder.path().join("names");
+        let extensions = self.directory.path().join("names");
         fs::write(extensions, format!("subjectAltName={names}")).map_err(|error| error.to_string())?;
         let by = "-CA ours.pem -CAkey ours.key -CAcreateserial";
         self.openssl(&format!("x509 -req -in server.csr {by} -days 2 -extfile names -out server.pem"))
@@ -57,12 +58,12 @@ impl Certificates {
 
     /// The path of one of its files.
     pub fn file(&self, name: &str) -> String {
-        self.folder.path().join(name).display().to_string()
+        self.directory.path().join(name).display().to_string()
     }
 
     fn openssl(&self, arguments: &str) -> Result<(), String> {
         let arguments = arguments.split_whitespace();
-        let done = Command::new("openssl").args(arguments).current_dir(self.folder.path()).output();
+        let done = Command::new("openssl").args(arguments).current_dir(self.directory.path()).output();
         let done = done.map_err(|error| format!("openssl: {error}"))?;
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "openssl: {said}");

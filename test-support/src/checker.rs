@@ -11,8 +11,8 @@ use futures_util::stream;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::ask::campaign;
 use crate::client::Client;
+use crate::core_client::campaign;
 use crate::core_process::API_TOKEN;
 use crate::inspect::key;
 use crate::sql::{Sql, SqlClaim};
@@ -125,7 +125,7 @@ impl Checker {
         self.seen().into_values().filter_map(claimed).collect()
     }
 
-    /// Takes note that a claim was given back or has expired: it is to be there, but counts no more.
+    /// Records that a claim was given back or has expired: its row must be there, but no longer counts.
     pub fn ended(&self, claim_id: &str) {
         self.ended.lock().expect("what has ended").insert(claim_id.to_owned());
     }
@@ -173,7 +173,7 @@ impl Checker {
         seen
     }
 
-    /// Takes note of what the caller of `wish` was told.
+    /// Records what the caller of `wish` was told.
     pub fn keep(&self, wish: &Wish, seen: Seen) {
         if seen == Seen::Unknown {
             self.unknown.fetch_add(1, Ordering::Relaxed);
@@ -193,9 +193,9 @@ impl Checker {
         asked.buffer_unordered(at_once).for_each(|_| async {}).await;
     }
 
-    /// Waits until nobody has anything left to do, then checks everything. Panics with what is wrong.
+    /// Waits until no core has anything left to do, then checks everything. Panics with what is wrong.
     pub async fn judge(&self, cores: &[&Core], sql: &Sql, redis: &RedisView, expect: Expect<'_>) -> Verdict {
-        self.settle(cores[0]).await;
+        self.resolve_unknown(cores[0]).await;
         self.until_quiet(cores, redis).await;
         self.within_limits(&standing(&sql.claims(&self.campaign).await));
         self.claims_succeed(cores).await;
@@ -221,7 +221,7 @@ impl Checker {
     }
 
     /// Every outcome that is unknown becomes known by asking again, with the same key.
-    async fn settle(&self, core: &Core) {
+    async fn resolve_unknown(&self, core: &Core) {
         let unknown = self.seen().into_iter().filter(|(_, seen)| *seen == Seen::Unknown);
         let asked = stream::iter(unknown).map(|(wish, _)| async move {
             eventually(SOON, || async {
@@ -233,7 +233,7 @@ impl Checker {
         asked.buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
     }
 
-    /// A new user wins on every core, with nobody's help; when all is taken, once there is one more.
+    /// A new user wins on every core, without intervention; when all is taken, once there is one more.
     async fn claims_succeed(&self, cores: &[&Core]) {
         for (at, core) in cores.iter().enumerate() {
             let user = format!("new-{at}-{}", self.asked());
@@ -288,7 +288,7 @@ impl Checker {
         }
         eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
-            // None while the campaign is being laid down.
+            // None while the campaign is being loaded into Redis.
             let backlog: Option<i64> =
                 redis.query(&["HGET", &key(&self.campaign, "campaign"), "backlog"]).await;
             let logs = || cores.iter().map(|core| core.log()).collect::<String>();
@@ -405,7 +405,7 @@ fn standing(rows: &[SqlClaim]) -> Vec<&SqlClaim> {
     rows.iter().filter(|row| row.stands()).collect()
 }
 
-/// No two standing claims share a sequence; the ranges that nobody has.
+/// No two standing claims share a sequence; the ranges that no claim has.
 fn sequences_are_unique(rows: &[SqlClaim]) -> Vec<(u64, u64)> {
     let mut taken = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status != "revoked") {

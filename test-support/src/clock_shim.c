@@ -1,5 +1,5 @@
 // Under a process with LD_PRELOAD: moves its wall clock by the milliseconds in the file that CLOCK_SHIM names,
-// read anew on every call. The monotonic clock is left alone.
+// read again on every call. The monotonic clock is left alone.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>

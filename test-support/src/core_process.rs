@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::client::{self, Client};
 use crate::process::{Process, Signal, command, free_address};
 use crate::wait::{SOON, eventually};
-use crate::{RedisView, Register, binary};
+use crate::{RedisView, SqlView, binary};
 
 /// The token of the back end that every core of the tests knows.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
@@ -40,27 +40,27 @@ impl CoreOptions {
         self
     }
 
-    /// Starts a core in a fresh data folder and waits until it is ready.
+    /// Starts a core in a fresh data directory and waits until it is ready.
     pub async fn start(self) -> Core {
         let core = Core::launch(self);
         core.ready().await;
         core
     }
 
-    /// Starts a core in a folder that the test has prepared, its data folder `data` in it, and waits until it is ready.
-    pub async fn start_in(self, folder: TempDir) -> Core {
-        let core = Core::launch_in(Arc::new(folder), self);
+    /// Starts a core in a directory that the test has prepared, its data directory `data` in it, and waits until it is ready.
+    pub async fn start_in(self, directory: TempDir) -> Core {
+        let core = Core::launch_in(Arc::new(directory), self);
         core.ready().await;
         core
     }
 }
 
-/// A running core. Its process ends, and its data folder goes, when this is dropped.
+/// A running core. Its process ends, and its data directory goes, when this is dropped.
 #[derive(Debug)]
 pub struct Core {
     process: Process,
     options: CoreOptions,
-    folder: Arc<TempDir>,
+    directory: Arc<TempDir>,
     listen: SocketAddr,
     admin: SocketAddr,
     client: Client,
@@ -72,13 +72,13 @@ impl Core {
         CoreOptions::default().start().await
     }
 
-    /// A core in a fresh data folder, just launched.
+    /// A core in a fresh data directory, just launched.
     pub fn launch(options: CoreOptions) -> Self {
-        let folder = tempfile::Builder::new().prefix("cg-").tempdir().expect("a temporary folder");
-        Self::launch_in(Arc::new(folder), options)
+        let directory = tempfile::Builder::new().prefix("cg-").tempdir().expect("a temporary directory");
+        Self::launch_in(Arc::new(directory), options)
     }
 
-    fn launch_in(folder: Arc<TempDir>, options: CoreOptions) -> Self {
+    fn launch_in(directory: Arc<TempDir>, options: CoreOptions) -> Self {
         let (listen, admin) = (free_address(), free_address());
         let mut command = command(&binary::claimgate());
         command
@@ -86,17 +86,17 @@ impl Core {
             .args(&options.flags)
             .env("CLAIMGATE_LISTEN", listen.to_string())
             .env("CLAIMGATE_ADMIN_LISTEN", admin.to_string())
-            .env("CLAIMGATE_DATA_DIR", folder.path().join("data"))
+            .env("CLAIMGATE_DATA_DIR", directory.path().join("data"))
             .env("CLAIMGATE_API_TOKENS", format!("shop:{API_TOKEN}"))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
-            .current_dir(folder.path())
+            .current_dir(directory.path())
             // As a shell starts it: what a terminal sends goes to the group.
             .process_group(0)
             .stdin(Stdio::null())
-            .stdout(log_file(folder.path()))
-            .stderr(log_file(folder.path()));
+            .stdout(log_file(directory.path()))
+            .stderr(log_file(directory.path()));
         let process = Process::start(command);
-        Self { process, options, folder, listen, admin, client: client::client() }
+        Self { process, options, directory, listen, admin, client: client::client() }
     }
 
     /// Waits until `/readyz` says so: a replaced Redis is waited for for 30 s.
@@ -116,13 +116,13 @@ impl Core {
         self.process.kill();
     }
 
-    /// Another core on the same data folder, with the same options, on addresses of its own; not yet ready.
+    /// Another core on the same data directory, with the same options, on addresses of its own; not yet ready.
     #[must_use]
     pub fn launch_again(&self) -> Self {
-        Self::launch_in(Arc::clone(&self.folder), self.options.clone())
+        Self::launch_in(Arc::clone(&self.directory), self.options.clone())
     }
 
-    /// Another core on the same data folder, ready: for after [`Core::kill`] or [`Core::stop`].
+    /// Another core on the same data directory, ready: for after [`Core::kill`] or [`Core::stop`].
     pub async fn restart(&self) -> Self {
         let core = self.launch_again();
         core.ready().await;
@@ -171,12 +171,12 @@ impl Core {
         format!("http://{}{path}", self.admin)
     }
 
-    /// Its data folder.
+    /// Its data directory.
     pub fn data_dir(&self) -> PathBuf {
-        self.folder.path().join("data")
+        self.directory.path().join("data")
     }
 
-    /// The text of a file of its data folder.
+    /// The text of a file of its data directory.
     pub fn data_file(&self, name: &str) -> String {
         let file = self.data_dir().join(name);
         let text =
@@ -191,15 +191,15 @@ impl Core {
 
     /// All that it has written to its log.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(log_path(self.folder.path())).unwrap_or_default()
+        std::fs::read_to_string(log_path(self.directory.path())).unwrap_or_default()
     }
 
     /// Its SQLite file.
-    pub async fn register(&self) -> Register {
-        Register::open(&self.data_dir().join("claimgate.sqlite")).await
+    pub async fn sql(&self) -> SqlView {
+        SqlView::open(&self.data_dir().join("claimgate.sqlite")).await
     }
 
-    /// Its embedded Redis, once that answers.
+    /// Its managed Redis, once that answers.
     pub async fn redis(&self) -> RedisView {
         let socket = self.data_dir().join("redis.sock");
         let url = format!(
@@ -234,10 +234,10 @@ impl Drop for Core {
 /// The longest that core itself waits for a decision, and a little.
 pub const DECISION: Duration = Duration::from_secs(3);
 
-fn log_path(folder: &Path) -> PathBuf {
-    folder.join("core.log")
+fn log_path(directory: &Path) -> PathBuf {
+    directory.join("core.log")
 }
 
-fn log_file(folder: &Path) -> File {
-    OpenOptions::new().create(true).append(true).open(log_path(folder)).expect("a log file")
+fn log_file(directory: &Path) -> File {
+    OpenOptions::new().create(true).append(true).open(log_path(directory)).expect("a log file")
 }

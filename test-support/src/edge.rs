@@ -1,4 +1,4 @@
-//! The edge as it runs: the Worker in wrangler's runtime or in plain workerd, in front of a real core, and a wire
+//! The edge as it runs: the Worker in wrangler's runtime or in plain workerd, in front of a real core, and a proxy
 //! between the two that can lose what it carries.
 
 use std::fs::{self, File};
@@ -33,10 +33,10 @@ pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
 /// Held for writing by who wants the machine, and both runtimes, for itself.
 pub static TURN: RwLock<()> = RwLock::const_new(());
 
-/// Ends the whole process group, and removes a folder, when its standard input ends: nothing stays behind, however
+/// Ends the whole process group, and removes a directory, when its standard input ends: nothing stays behind, however
 /// the tests end.
 const LEASH: &str =
-    r#"folder=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$folder"; kill -KILL 0"#;
+    r#"directory=$1; shift; "$@" </dev/null & read -r _; sleep 0.2; rm -rf -- "$directory"; kill -KILL 0"#;
 
 /// A program that dies with this process, and everything it has started.
 #[derive(Debug)]
@@ -45,13 +45,13 @@ pub struct Leashed {
 }
 
 impl Leashed {
-    /// Starts `program`, its output going to `log`; `folder` is removed when it is over.
-    pub fn start(program: &Command, log: &Path, folder: &Path) -> Self {
+    /// Starts `program`, its output going to `log`; `directory` is removed when it is over.
+    pub fn start(program: &Command, log: &Path, directory: &Path) -> Self {
         let log = File::create(log).unwrap();
         let mut shell = Command::new("setsid");
         shell
             .args(["bash", "-c", LEASH, "leash"])
-            .arg(folder)
+            .arg(directory)
             .arg(program.get_program())
             .args(program.get_args())
             .envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))))
@@ -75,18 +75,18 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// A folder of this name under `target/tests`, emptied: logs are kept until the next run.
+/// A directory of this name under `target/tests`, emptied: logs are kept until the next run.
 pub fn emptied(name: &str) -> PathBuf {
-    let folder = root().join("target/tests").join(name);
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    folder
+    let directory = root().join("target/tests").join(name);
+    let _ = fs::remove_dir_all(&directory);
+    fs::create_dir_all(&directory).unwrap();
+    directory
 }
 
 /// What lies between the edge and core, or a browser and the edge. It carries bytes, keeps those of the asking side,
 /// and can lose the answers.
 #[derive(Debug)]
-pub struct Wire {
+pub struct LossyProxy {
     /// Where the edge finds it.
     pub listen: SocketAddr,
     lossy: Arc<Lossy>,
@@ -103,8 +103,8 @@ struct Lossy {
     said: Mutex<Vec<Vec<u8>>>,
 }
 
-impl Wire {
-    /// A wire to `core`.
+impl LossyProxy {
+    /// A proxy before `core`.
     pub fn to(core: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let listen = listener.local_addr().unwrap();
@@ -133,17 +133,17 @@ impl Wire {
         *self.lossy.core.lock().unwrap() = core;
     }
 
-    /// Loses the next `count` answers to what is posted: it is decided, and nobody hears of it.
+    /// Loses the next `count` answers to what is posted: it is decided, but no answer arrives.
     pub fn lose_answers(&self, count: usize) {
         self.lossy.to_lose.store(count, Ordering::SeqCst);
     }
 
-    /// From now on an answer that is lost is held back for so long first.
+    /// From now on an answer that is lost is held back for `hold` first.
     pub fn hold_before_losing(&self, hold: Duration) {
         *self.lossy.hold.lock().unwrap() = hold;
     }
 
-    /// From now on every answer comes so much later.
+    /// From now on every answer comes later by `delay`.
     pub fn delay_answers(&self, delay: Duration) {
         *self.lossy.delay.lock().unwrap() = delay;
     }
@@ -252,7 +252,7 @@ impl Runtime {
         }
     }
 
-    /// The name of its folders under `target/tests`.
+    /// The name of its directories under `target/tests`.
     fn name(self) -> &'static str {
         match self {
             Self::Wrangler => "wrangler",
@@ -274,20 +274,20 @@ pub struct Edge {
 #[derive(Debug)]
 struct EdgeFiles {
     listen: SocketAddr,
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Edge {
     /// The Worker as `environment` of wrangler.toml has it, with these variables instead of its own or besides them.
     pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
         BUILT.get_or_init(build).await;
-        let folder = emptied(&format!("{}-{name}", runtime.name()));
-        let files = EdgeFiles { listen: free_address(), folder };
+        let directory = emptied(&format!("{}-{name}", runtime.name()));
+        let files = EdgeFiles { listen: free_address(), directory };
         let mut all = runtime.variables(environment);
         all.extend_from_slice(variables);
-        let (listen, log) = (files.listen, files.folder.join("edge.log"));
+        let (listen, log) = (files.listen, files.directory.join("edge.log"));
         let command = runtime.command(&files, environment, &all);
-        let process = Leashed::start(&command, &log, &files.folder.join("state"));
+        let process = Leashed::start(&command, &log, &files.directory.join("state"));
         let (client, url) = (client(), format!("http://{listen}/livez"));
         eventually(EDGE_READY, || async {
             match client.try_get(&url, "").await {
@@ -321,7 +321,7 @@ async fn build() {
 
 fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> Command {
     let lines = variables.iter().map(|(name, value)| format!("{name}={value}\n"));
-    fs::write(edge.folder.join("vars"), lines.collect::<String>()).unwrap();
+    fs::write(edge.directory.join("vars"), lines.collect::<String>()).unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(tool("wrangler"));
     command
@@ -329,9 +329,9 @@ fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> 
         .args(["--ip", &edge.listen.ip().to_string(), "--port", &edge.listen.port().to_string()])
         .arg("--show-interactive-dev-session=false")
         .arg("--env-file")
-        .arg(edge.folder.join("vars"))
+        .arg(edge.directory.join("vars"))
         .arg("--persist-to")
-        .arg(edge.folder.join("state"))
+        .arg(edge.directory.join("state"))
         .env("PATH", format!("{}:{path}", tool("").display()))
         .env("WRANGLER_SEND_METRICS", "false")
         .env("WRANGLER_SEND_ERROR_REPORTS", "false")
@@ -353,18 +353,18 @@ fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// A program of `node_modules`, or with no name their folder.
+/// A program of `node_modules`, or with no name their directory.
 pub fn tool(name: &str) -> PathBuf {
     root().join("node_modules/.bin").join(name)
 }
 
-/// An edge, the core behind it, and the wire between them.
+/// An edge, the core behind it, and the proxy between them.
 #[derive(Debug)]
 pub struct World {
     /// The core.
     pub core: Core,
-    /// The wire.
-    pub wire: Wire,
+    /// Between the edge and core.
+    pub proxy: LossyProxy,
     /// The edge.
     pub edge: Edge,
     client: Client,
@@ -385,12 +385,12 @@ impl World {
         environment: &str,
         variables: &[(&str, &str)],
     ) -> Self {
-        // A world is never dropped, so the core's folder is not removed with it.
+        // A world is never dropped, so the core's directory is not removed with it.
         let mut nothing = Command::new("true");
         nothing.env("LC_ALL", "C");
         let broom = Leashed::start(&nothing, Path::new("/dev/null"), core.data_dir().parent().unwrap());
-        let wire = Wire::to(core.listen());
-        let core_url = format!("http://{}", wire.listen);
+        let proxy = LossyProxy::to(core.listen());
+        let core_url = format!("http://{}", proxy.listen);
         let (edge_key, user_jwt_key) = (core.data_file("edge.key"), core.data_file("user-jwt.key"));
         let mut all = vec![
             ("CORE_URL", core_url.as_str()),
@@ -399,13 +399,13 @@ impl World {
         ];
         all.extend_from_slice(variables);
         let edge = Edge::start(runtime, name, environment, &all).await;
-        Self { core, wire, edge, client: client(), _broom: broom }
+        Self { core, proxy, edge, client: client(), _broom: broom }
     }
 
     /// `kill -9` of core, and its return.
     pub async fn restart_core(&mut self) {
         self.core = self.core.restart().await;
-        self.wire.lead_to(self.core.listen());
+        self.proxy.lead_to(self.core.listen());
     }
 
     /// A request to the edge, to be filled in.
@@ -484,7 +484,7 @@ impl World {
 
     /// What the edge sent to core for the request that `reply` answers.
     pub fn passed_on(&self, reply: &Reply) -> Vec<String> {
-        self.wire.said(reply.header("x-request-id"))
+        self.proxy.said(reply.header("x-request-id"))
     }
 }
 

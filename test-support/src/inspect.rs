@@ -81,7 +81,7 @@ pub fn key(campaign: &str, what: &str) -> String {
 pub struct ClaimRow {
     /// The claim's id.
     pub id: String,
-    /// Whose.
+    /// Its user.
     pub user_id: String,
     /// Units.
     pub quantity: i64,
@@ -97,9 +97,9 @@ pub struct ClaimRow {
 
 /// Core's SQLite file.
 #[derive(Debug, Clone)]
-pub struct Register(SqlitePool);
+pub struct SqlView(SqlitePool);
 
-impl Register {
+impl SqlView {
     /// Opens the file for reading.
     pub async fn open(file: &Path) -> Self {
         let options = SqliteConnectOptions::new().filename(file).read_only(true);
@@ -123,7 +123,7 @@ impl Register {
         sqlx::query_as(query).bind(campaign).fetch_all(&self.0).await.expect("audit")
     }
 
-    /// Every row of every table of the register, as text.
+    /// Every row of every table, as text.
     pub async fn everything(&self) -> Vec<String> {
         let mut all = Vec::new();
         for table in [
@@ -151,7 +151,7 @@ impl Register {
     }
 }
 
-/// All that a campaign's counters are, in Redis and in SQL: equal before and after whatever may change nothing.
+/// All that a campaign's counters are, in Redis and in SQL: equal before and after a call that must change nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Snapshot {
     campaign: BTreeMap<String, Bytes>,
@@ -159,12 +159,12 @@ pub struct Snapshot {
     claims: BTreeMap<Bytes, Bytes>,
     holds: Vec<(Bytes, String)>,
     outbox: u64,
-    register: Vec<String>,
+    sql: Vec<String>,
 }
 
 impl Snapshot {
-    /// Takes one once the outbox is empty, so that the drain's own work makes no difference.
-    pub async fn take(redis: &RedisView, register: &Register, campaign: &str) -> Self {
+    /// Takes one once the outbox is empty, so that the relay's own work makes no difference.
+    pub async fn take(redis: &RedisView, sql: &SqlView, campaign: &str) -> Self {
         eventually(SOON, || async {
             let entries = redis.outbox_entries(campaign).await;
             holds(entries == 1, || format!("{entries} entries in the outbox"))
@@ -176,7 +176,7 @@ impl Snapshot {
             claims: redis.query(&["HGETALL", &key(campaign, "claims")]).await,
             holds: redis.query(&["ZRANGE", &key(campaign, "holds"), "0", "-1", "WITHSCORES"]).await,
             outbox: redis.outbox_entries(campaign).await,
-            register: register.everything().await,
+            sql: sql.everything().await,
         }
     }
 }

@@ -11,21 +11,21 @@
     clippy::missing_panics_doc
 )]
 
-pub mod ask;
 pub mod binary;
 pub mod browser;
 pub mod certificates;
 pub mod checker;
 pub mod client;
+pub mod core_client;
 pub mod core_process;
 pub mod edge;
+pub mod fault_proxy;
 pub mod inspect;
-pub mod numbers;
 pub mod postgres;
 pub mod process;
-pub mod proxy;
 pub mod raw;
 pub mod redis_server;
+pub mod rng;
 pub mod signing;
 pub mod sql;
 pub mod stand_in;
@@ -34,9 +34,9 @@ pub mod times;
 pub mod wait;
 pub mod watched;
 
-pub use ask::claim_body;
 pub use client::Reply;
+pub use core_client::claim_body;
 pub use core_process::{Core, CoreOptions};
-pub use inspect::{ClaimRow, RedisView, Register, Snapshot};
+pub use inspect::{ClaimRow, RedisView, Snapshot, SqlView};
 pub use redis_server::RedisServer;
 pub use wait::{SOON, eventually, heavy};

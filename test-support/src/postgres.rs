@@ -21,7 +21,7 @@ const OWNER: &str = "claimgate";
 pub struct Postgres {
     process: Process,
     programs: PathBuf,
-    folder: TempDir,
+    directory: TempDir,
     port: u16,
     settings: Vec<(String, String)>,
 }
@@ -35,9 +35,10 @@ impl Postgres {
     /// The same with further settings (`("listen_addresses", "127.0.0.1")`); `Err` says why this machine cannot.
     pub async fn start_with(settings: &[(&str, &str)]) -> Result<Self, String> {
         let programs = programs().ok_or("no initdb in /usr/lib/postgresql or on PATH")?;
-        let folder = tempfile::Builder::new().prefix("cgp-").tempdir().map_err(|error| error.to_string())?;
-        hand_over(folder.path())?;
-        let data = folder.path().join("data");
+        let directory =
+            tempfile::Builder::new().prefix("cgp-").tempdir().map_err(|error| error.to_string())?;
+        hand_over(directory.path())?;
+        let data = directory.path().join("data");
         let mut initdb = as_unprivileged(&programs.join("initdb"))?;
         initdb.args([
             "--no-sync",
@@ -50,7 +51,7 @@ impl Postgres {
             "--username",
             OWNER,
         ]);
-        let made = initdb.arg("--pgdata").arg(&data).current_dir(folder.path()).output();
+        let made = initdb.arg("--pgdata").arg(&data).current_dir(directory.path()).output();
         let made = made.map_err(|error| format!("initdb: {error}"))?;
         if !made.status.success() {
             return Err(format!("initdb: {}", String::from_utf8_lossy(&made.stderr).trim()));
@@ -58,8 +59,8 @@ impl Postgres {
         let settings: Vec<_> =
             settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let port = free_address().port();
-        let process = launch(&programs, folder.path(), port, &settings)?;
-        let server = Self { process, programs, folder, port, settings };
+        let process = launch(&programs, directory.path(), port, &settings)?;
+        let server = Self { process, programs, directory, port, settings };
         server.answers().await;
         Ok(server)
     }
@@ -75,12 +76,12 @@ impl Postgres {
 
     /// The address of the database `name`.
     pub fn url(&self, name: &str) -> String {
-        format!("postgres://{OWNER}@localhost:{}/{name}?host={}", self.port, self.folder.path().display())
+        format!("postgres://{OWNER}@localhost:{}/{name}?host={}", self.port, self.directory.path().display())
     }
 
     /// The unix socket that it listens on.
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join(format!(".s.PGSQL.{}", self.port))
+        self.directory.path().join(format!(".s.PGSQL.{}", self.port))
     }
 
     /// The address of a database of its that is reached at `address`.
@@ -93,7 +94,7 @@ impl Postgres {
         self.port
     }
 
-    /// The folder of its programs.
+    /// The directory of its programs.
     pub fn programs(&self) -> &Path {
         &self.programs
     }
@@ -101,7 +102,8 @@ impl Postgres {
     /// Connections to a database, made when needed.
     pub fn pool(&self, database: &str) -> PgPool {
         let options = PgConnectOptions::new_without_pgpass();
-        let options = options.socket(self.folder.path()).port(self.port).username(OWNER).database(database);
+        let options =
+            options.socket(self.directory.path()).port(self.port).username(OWNER).database(database);
         PgPoolOptions::new().max_connections(4).connect_lazy_with(options)
     }
 
@@ -123,7 +125,7 @@ impl Postgres {
 
     /// The same cluster again, after [`Self::stop_immediately`]; waits until it answers.
     pub async fn start_again(&mut self) {
-        let launched = launch(&self.programs, self.folder.path(), self.port, &self.settings);
+        let launched = launch(&self.programs, self.directory.path(), self.port, &self.settings);
         self.process = launched.expect("PostgreSQL has run before");
         self.answers().await;
     }
@@ -147,7 +149,7 @@ impl Postgres {
     }
 
     fn log(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 }
 
@@ -163,7 +165,7 @@ impl Drop for Postgres {
     }
 }
 
-/// Gives `path` to whoever the server runs as, who reads no key that is anybody else's.
+/// Gives `path` to the user that the server runs as, which refuses a key file that another user owns.
 pub fn hand_over(path: &Path) -> Result<(), String> {
     let Some((_, uid, gid)) = unprivileged()? else { return Ok(()) };
     chown(path, Some(uid), Some(gid)).map_err(|error| format!("{}: {error}", path.display()))
@@ -171,17 +173,17 @@ pub fn hand_over(path: &Path) -> Result<(), String> {
 
 fn launch(
     programs: &Path,
-    folder: &Path,
+    directory: &Path,
     port: u16,
     settings: &[(String, String)],
 ) -> Result<Process, String> {
-    let log = fs::OpenOptions::new().create(true).append(true).open(folder.join("log"));
+    let log = fs::OpenOptions::new().create(true).append(true).open(directory.join("log"));
     let log = log.map_err(|error| error.to_string())?;
     let mut server = as_unprivileged(&programs.join("postgres"))?;
-    server.arg("-D").arg(folder.join("data")).arg("-k").arg(folder).args(["-h", "", "-N", "40"]);
+    server.arg("-D").arg(directory.join("data")).arg("-k").arg(directory).args(["-h", "", "-N", "40"]);
     server.arg("-p").arg(port.to_string());
     // What a killed server has written is in the kernel's hands, which outlive it; only the power may not go out.
-    server.args(["-c", "fsync=off", "-c", "shared_buffers=32MB"]).current_dir(folder);
+    server.args(["-c", "fsync=off", "-c", "shared_buffers=32MB"]).current_dir(directory);
     server.args(settings.iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]));
     server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(Process::start(server))
@@ -190,11 +192,13 @@ fn launch(
 /// The newest of Debian's versions, or whatever is on PATH.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let mut folders: Vec<_> = versions.map(|entry| entry.path().join("bin")).collect();
-    folders.sort();
-    folders.reverse();
-    folders.extend(std::env::split_paths(&std::env::var_os("PATH")?));
-    folders.into_iter().find(|folder| folder.join("initdb").is_file() && folder.join("postgres").is_file())
+    let mut directories: Vec<_> = versions.map(|entry| entry.path().join("bin")).collect();
+    directories.sort();
+    directories.reverse();
+    directories.extend(std::env::split_paths(&std::env::var_os("PATH")?));
+    directories
+        .into_iter()
+        .find(|directory| directory.join("initdb").is_file() && directory.join("postgres").is_file())
 }
 
 /// Name, user id and group id to run under; `None` when the tests do not run as root.

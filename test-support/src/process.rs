@@ -110,14 +110,14 @@ pub fn cpu_ms(pid: u32) -> u64 {
     (ticks(11) + ticks(12)) * 10
 }
 
-/// Whether a process runs: there, and not a zombie that nobody has asked after.
+/// Whether a process runs: there, and not a zombie that waits to be reaped.
 pub fn runs(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
 }
 
-/// An address nobody listens on. Every test process has a loopback address of its own, so that neither the ports of
-/// outgoing connections nor another run of the tests can take it before it is used.
+/// A free address: no process listens on it. Every test process has a loopback address of its own, so that neither the
+/// ports of outgoing connections nor another run of the tests can take it before it is used.
 pub fn free_address() -> SocketAddr {
     static GIVEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
     let [_, high, middle, low] = std::process::id().to_be_bytes();

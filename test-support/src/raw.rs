@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::core_process::API_TOKEN;
 
 /// The longest a server may keep a connection that sends nothing useful.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// A connection on which anything can be sent.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Raw {
     /// Everything until the other side closes or resets; fails the test when it does neither.
     pub async fn read_to_end(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
-        let read = timeout(PATIENCE, self.0.read_to_end(&mut all)).await;
+        let read = timeout(WAIT_MAX, self.0.read_to_end(&mut all)).await;
         assert!(read.is_ok(), "the connection stays open: {}", String::from_utf8_lossy(&all));
         all
     }
@@ -48,7 +48,7 @@ impl Raw {
     /// One read, of whatever comes first; empty when the other side has closed.
     pub async fn read_some(&mut self) -> Vec<u8> {
         let mut some = vec![0; 65536];
-        let count = timeout(PATIENCE, self.0.read(&mut some)).await.expect("an answer, or the end");
+        let count = timeout(WAIT_MAX, self.0.read(&mut some)).await.expect("an answer, or the end");
         some.truncate(count.unwrap_or(0));
         some
     }

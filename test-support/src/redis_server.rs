@@ -13,14 +13,14 @@ use crate::wait::{SOON, eventually};
 /// A wall clock that the test can move, under any process started with it.
 #[derive(Debug)]
 pub struct Clock {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Clock {
     /// Compiles the shim.
     pub fn new() -> Self {
-        let folder = tempfile::Builder::new().prefix("cgclock-").tempdir().expect("a temporary folder");
-        let clock = Self { folder };
+        let directory = tempfile::Builder::new().prefix("cgclock-").tempdir().expect("a temporary directory");
+        let clock = Self { directory };
         clock.move_by_ms(0);
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock_shim.c");
         let compiled = Command::new("cc")
@@ -40,7 +40,7 @@ impl Clock {
 
     /// Moves it from the real time by milliseconds.
     pub fn move_by_ms(&self, ms: i64) {
-        let next = self.folder.path().join("next");
+        let next = self.directory.path().join("next");
         std::fs::write(&next, ms.to_string()).expect("the clock's file");
         // In one step: a file half written would be a third time.
         std::fs::rename(next, self.file()).expect("the clock's file");
@@ -52,11 +52,11 @@ impl Clock {
     }
 
     fn library(&self) -> PathBuf {
-        self.folder.path().join("clock_shim.so")
+        self.directory.path().join("clock_shim.so")
     }
 
     fn file(&self) -> PathBuf {
-        self.folder.path().join("moved_ms")
+        self.directory.path().join("moved_ms")
     }
 }
 
@@ -70,7 +70,7 @@ impl Default for Clock {
 #[derive(Debug)]
 pub struct RedisServer {
     process: Process,
-    folder: TempDir,
+    directory: TempDir,
     settings: Vec<(String, String)>,
     environment: Vec<(String, PathBuf)>,
 }
@@ -88,13 +88,13 @@ impl RedisServer {
 
     /// With further settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
-        let folder = tempfile::Builder::new().prefix("cgr-").tempdir().expect("a temporary folder");
+        let directory = tempfile::Builder::new().prefix("cgr-").tempdir().expect("a temporary directory");
         let settings: Vec<_> =
             settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let environment: Vec<_> =
             environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        let process = launch(folder.path(), &settings, &environment);
-        let server = Self { process, folder, settings, environment };
+        let process = launch(directory.path(), &settings, &environment);
+        let server = Self { process, directory, settings, environment };
         server.view().await;
         server
     }
@@ -102,7 +102,7 @@ impl RedisServer {
     /// `kill -9`, then the same server again on the same files; waits until it answers.
     pub async fn kill_and_restart(&mut self) {
         self.process.kill();
-        self.process = launch(self.folder.path(), &self.settings, &self.environment);
+        self.process = launch(self.directory.path(), &self.settings, &self.environment);
         self.view().await;
     }
 
@@ -113,7 +113,7 @@ impl RedisServer {
 
     /// For `CLAIMGATE_REDIS_URL`.
     pub fn url(&self) -> String {
-        format!("unix://{}", self.folder.path().join("redis.sock").display())
+        format!("unix://{}", self.directory.path().join("redis.sock").display())
     }
 
     /// A connection past core, once it answers.
@@ -128,7 +128,7 @@ impl RedisServer {
     }
 }
 
-fn launch(folder: &Path, settings: &[(String, String)], environment: &[(String, PathBuf)]) -> Process {
+fn launch(directory: &Path, settings: &[(String, String)], environment: &[(String, PathBuf)]) -> Process {
     let mut command = command(Path::new("redis-server"));
     command.args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"]);
     command.args([
@@ -142,7 +142,7 @@ fn launch(folder: &Path, settings: &[(String, String)], environment: &[(String, 
     for (name, value) in settings {
         command.arg(format!("--{name}")).arg(value);
     }
-    command.envs(environment.iter().map(|(name, value)| (name, value))).current_dir(folder);
+    command.envs(environment.iter().map(|(name, value)| (name, value))).current_dir(directory);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Process::start(command)
 }

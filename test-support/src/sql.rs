@@ -1,4 +1,4 @@
-//! The register past core, SQLite or PostgreSQL alike: read, held up, and filled.
+//! The database past core, SQLite or PostgreSQL alike: read, locked, and filled.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use sqlx::{Any, AnyPool, Row as _};
 pub struct SqlClaim {
     /// The claim's id.
     pub id: String,
-    /// Whose.
+    /// Its user.
     pub user_id: String,
     /// Units.
     pub quantity: u64,
@@ -34,12 +34,12 @@ impl SqlClaim {
     }
 }
 
-/// Claims to fill a register with: of half as many users, one unit each, sequences 1 to `count`.
+/// Claims to fill a database with: of half as many users, one unit each, sequences 1 to `count`.
 #[derive(Debug, Clone, Copy)]
 pub struct Claims<'a> {
-    /// Whose.
+    /// Their campaign.
     pub campaign: &'a str,
-    /// How many.
+    /// Number of claims.
     pub count: u64,
 }
 
@@ -58,7 +58,7 @@ impl Claims<'_> {
     }
 }
 
-/// Core's register, whichever database it is.
+/// Core's database, of either kind.
 #[derive(Debug, Clone)]
 pub struct Sql {
     pool: AnyPool,
@@ -77,8 +77,8 @@ impl Sql {
         Self { pool: pool.expect("a database's address"), is_sqlite: url.starts_with("sqlite") }
     }
 
-    /// The SQLite file of the data folder `data`.
-    pub fn in_folder(data: &Path) -> Self {
+    /// The SQLite file of the data directory `data`.
+    pub fn in_directory(data: &Path) -> Self {
         Self::open(&format!("sqlite://{}?mode=rw", data.join("claimgate.sqlite").display()))
     }
 
@@ -110,7 +110,7 @@ impl Sql {
         done.expect("a statement").rows_affected()
     }
 
-    /// Keeps everybody else from writing claims: SQLite's exclusive lock, or PostgreSQL's on every campaign's row.
+    /// Keeps all others from writing claims: SQLite's exclusive lock, or PostgreSQL's on every campaign's row.
     pub async fn hold(&self) -> Held {
         if self.is_sqlite {
             self.hold_by(&["BEGIN EXCLUSIVE".to_owned()]).await
@@ -119,7 +119,7 @@ impl Sql {
         }
     }
 
-    /// Keeps everybody else from writing one campaign: PostgreSQL's lock on its row.
+    /// Keeps all others from writing one campaign: PostgreSQL's lock on its row.
     pub async fn hold_campaign(&self, campaign: &str) -> Held {
         assert!(!self.is_sqlite, "SQLite locks no single row");
         let lock = format!("SELECT id FROM campaigns WHERE id = '{campaign}' FOR UPDATE");

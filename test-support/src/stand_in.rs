@@ -18,7 +18,7 @@ pub struct StandIn {
 /// By what is to be found in the request; of several the one given last.
 type Answers = Arc<Mutex<Vec<(String, Canned)>>>;
 
-/// One answer, whoever asks and however often.
+/// One answer, to every caller and every time.
 #[derive(Debug, Clone)]
 pub struct Canned {
     status: u16,

@@ -16,15 +16,15 @@ use crate::wait::{SOON, eventually, holds};
 /// One claim to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wish {
-    /// Who.
+    /// The user that claims.
     pub user: String,
-    /// By which key.
+    /// Its idempotency key.
     pub key: String,
-    /// How many units.
+    /// Units asked for.
     pub units: u32,
 }
 
-/// What became of a wish, as its caller saw it.
+/// What became of a wish, as its caller was told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
     /// 201 or 200: the claim's id and sequence; whether it was a replay.
@@ -108,21 +108,21 @@ pub fn kill_once(acknowledged: &Arc<AtomicUsize>, count: usize, pid: u32) -> Joi
 }
 
 /// Asks again for every wish whose outcome is unknown, until each has one.
-pub async fn settle(core: &Core, campaign: &str, seen: &mut BTreeMap<Wish, Seen>) {
+pub async fn resolve_unknown(core: &Core, campaign: &str, seen: &mut BTreeMap<Wish, Seen>) {
     let unknown: Vec<_> =
         seen.iter().filter(|(_, seen)| **seen == Seen::Unknown).map(|(wish, _)| wish.clone()).collect();
     let asked = stream::iter(unknown).map(|wish| async move {
-        let settled = eventually(SOON, || async {
+        let resolved = eventually(SOON, || async {
             match ask(core, campaign, &wish).await {
                 Seen::Unknown => Err(format!("{wish:?} is still unknown")),
                 seen => Ok(seen),
             }
         })
         .await;
-        (wish, settled)
+        (wish, resolved)
     });
-    let settled: Vec<_> = asked.buffer_unordered(64).collect().await;
-    seen.extend(settled);
+    let resolved: Vec<_> = asked.buffer_unordered(64).collect().await;
+    seen.extend(resolved);
 }
 
 /// The limits of a storm's campaign.
@@ -150,7 +150,7 @@ pub async fn check(core: &Core, campaign: &str, seen: &BTreeMap<Wish, Seen>, bou
         holds((entries, backlog) == (1, 0), || format!("{entries} entries, {backlog} events in the outbox"))
     })
     .await;
-    let rows = core.register().await.claims(campaign).await;
+    let rows = core.sql().await.claims(campaign).await;
     let granted: i64 = rows.iter().map(|row| row.quantity).sum();
     assert!(granted <= bounds.total, "granted {granted} of {}", bounds.total);
     assert_eq!(

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Long enough for whatever must happen without anybody's help, on a machine that is busy with other tests.
+/// Long enough for whatever must happen automatically, on a machine that is busy with other tests.
 pub const SOON: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 

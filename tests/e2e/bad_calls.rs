@@ -16,8 +16,8 @@ use support::{Core, SOON, Snapshot, claim_body, eventually};
 async fn requests_that_are_no_http_of_ours() {
     let (core, watched) = Watched::start().await;
     let core = &core;
-    let register = core.register().await;
-    let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let sql = core.sql().await;
+    let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
     let good = claim_body("demo", "mallory", "bad", 1).to_string();
     let request = claim_request(&good);
@@ -47,7 +47,7 @@ async fn requests_that_are_no_http_of_ours() {
     }
     assert!(!watched.asked_for("mallory").await, "what is no HTTP reached Redis");
     assert_eq!(watched.writes().await, writes, "by Redis' own count");
-    assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
+    assert_eq!(Snapshot::take(&watched.redis, &sql, "demo").await, before);
     core.claim("demo", "bob", "after").await.expect(201);
 }
 
@@ -101,11 +101,11 @@ async fn a_body_that_drips_is_given_up_while_others_are_served() {
 }
 
 #[tokio::test]
-async fn claims_by_nobody_in_particular_reach_neither_redis_nor_sql() {
+async fn claims_by_unknown_callers_reach_neither_redis_nor_sql() {
     let (core, watched) = Watched::start().await;
     let core = &core;
-    let register = core.register().await;
-    let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let sql = core.sql().await;
+    let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
     let token = core.admin_token();
     for authorization in [
@@ -121,29 +121,29 @@ async fn claims_by_nobody_in_particular_reach_neither_redis_nor_sql() {
         "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.".to_owned(),
         format!("Bearer {}", "x".repeat(8000)),
     ] {
-        let body = claim_body("demo", "nobody", "k", 1);
+        let body = claim_body("demo", "stranger", "k", 1);
         let request = core.client().request(Method::POST, &core.url("/internal/v1/claims")).json(&body);
         let request =
             if authorization.is_empty() { request } else { request.header("Authorization", &authorization) };
         let answer = core.client().send(request).await.unwrap();
         assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{authorization}");
-        let path = core.url(&format!("/internal/v1/claims/{}", claim_id("demo", "nobody", "k")));
+        let path = core.url(&format!("/internal/v1/claims/{}", claim_id("demo", "stranger", "k")));
         let request = core.client().request(Method::GET, &path).header("Authorization", &authorization);
         assert_eq!(core.client().send(request).await.unwrap().status, 401, "{authorization}");
         let request = core.client().request(Method::GET, &core.admin_url("/admin/v1/campaigns"));
         let request = request.header("Authorization", &authorization);
         assert_eq!(core.client().send(request).await.unwrap().status, 401, "{authorization}");
     }
-    assert!(!watched.asked_for("nobody").await, "an unknown caller's claim reached Redis");
+    assert!(!watched.asked_for("stranger").await, "an unknown caller's claim reached Redis");
     assert_eq!(watched.writes().await, writes, "by Redis' own count");
-    assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
-    core.claim("demo", "somebody", "k").await.expect(201);
-    assert!(watched.asked_for("somebody").await, "the test does not see what reaches Redis");
+    assert_eq!(Snapshot::take(&watched.redis, &sql, "demo").await, before);
+    core.claim("demo", "customer", "k").await.expect(201);
+    assert!(watched.asked_for("customer").await, "the test does not see what reaches Redis");
 }
 
-/// A signed claim by `nobody`, spoilt.
+/// A signed claim by `stranger`, spoilt.
 fn spoilt(core: &Core, spoil: impl FnOnce(&mut Signed)) -> Signed {
-    let mut signed = Signed::claim(core, "demo", "nobody", "k");
+    let mut signed = Signed::claim(core, "demo", "stranger", "k");
     spoil(&mut signed);
     signed
 }
@@ -152,8 +152,8 @@ fn spoilt(core: &Core, spoil: impl FnOnce(&mut Signed)) -> Signed {
 async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
     let (core, watched) = Watched::start().await;
     let core = &core;
-    let register = core.register().await;
-    let before = Snapshot::take(&watched.redis, &register, "demo").await;
+    let sql = core.sql().await;
+    let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
     let late = |by_ms: i64| (now_ms() + by_ms).to_string();
     for (what, signed) in [
@@ -172,36 +172,36 @@ async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
         assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{what}");
     }
     for (what, change) in changes_after_signing() {
-        let mut signed = Signed::claim(core, "demo", "nobody", "k");
+        let mut signed = Signed::claim(core, "demo", "stranger", "k");
         let signature = signed.signature();
         change(&mut signed);
         let answer = signed.send_signed(core, &signature).await;
         assert_eq!((answer.status, answer.code().as_str()), (401, "unauthenticated"), "{what}");
     }
-    let good = Signed::claim(core, "demo", "nobody", "k");
+    let good = Signed::claim(core, "demo", "stranger", "k");
     for signature in
         ["", "AAAA", &format!("{}=", good.signature()), &good.signature().to_uppercase(), &"A".repeat(43)]
     {
         assert_eq!(good.send_signed(core, signature).await.status, 401, "signature {signature:?}");
     }
-    assert!(!watched.asked_for("nobody").await, "a claim of no valid signature reached Redis");
+    assert!(!watched.asked_for("stranger").await, "a claim of no valid signature reached Redis");
     assert_eq!(watched.writes().await, writes, "by Redis' own count");
-    assert_eq!(Snapshot::take(&watched.redis, &register, "demo").await, before);
+    assert_eq!(Snapshot::take(&watched.redis, &sql, "demo").await, before);
     for (key, by_ms) in [("k1", -29_000), ("k2", 29_000)] {
-        let mut signed = Signed::claim(core, "demo", "somebody", key);
+        let mut signed = Signed::claim(core, "demo", "customer", key);
         signed.timestamp = late(by_ms);
         signed.send(core).await.expect(201);
     }
-    assert!(watched.asked_for("somebody").await, "the test does not see what reaches Redis");
+    assert!(watched.asked_for("customer").await, "the test does not see what reaches Redis");
 }
 
 type Change = fn(&mut Signed);
 
-/// What somebody between edge and core might change.
+/// What an attacker between edge and core might change.
 fn changes_after_signing() -> [(&'static str, Change); 7] {
     [
         ("body", |it| {
-            it.body = claim_body("demo", "nobody", "k", 2).to_string();
+            it.body = claim_body("demo", "stranger", "k", 2).to_string();
         }),
         ("a blank in the body", |it| it.body.push(' ')),
         ("query", |it| it.path.push_str("?a=1")),

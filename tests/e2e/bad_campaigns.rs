@@ -1,7 +1,7 @@
 //! Campaigns that cannot be: 400, the field named.
 
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::times::from_now;
 use support::{Core, Snapshot};
 
@@ -9,8 +9,8 @@ use support::{Core, Snapshot};
 async fn a_wrong_field_is_named_and_nothing_is_made() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 100})).await;
-    let (redis, register) = (core.redis().await, core.register().await);
-    let before = Snapshot::take(&redis, &register, "demo").await;
+    let (redis, sql) = (core.redis().await, core.sql().await);
+    let before = Snapshot::take(&redis, &sql, "demo").await;
     let zone = |zone: Value| json!({"time_zone": zone});
     for (change, field) in [
         (json!({"ends_at": from_now(-3600)}), "ends_at"),
@@ -63,7 +63,7 @@ async fn a_wrong_field_is_named_and_nothing_is_made() {
         let answer = core.patch("demo", change.clone()).await;
         assert_eq!((answer.status, answer.code().as_str()), (400, "invalid_request"), "{change}");
     }
-    assert_eq!(Snapshot::take(&redis, &register, "demo").await, before);
+    assert_eq!(Snapshot::take(&redis, &sql, "demo").await, before);
     core.claim("demo", "bob", "after").await.expect(201);
     core.create("day-above-user", json!({"per_user": 1, "per_user_per_day": 2})).await;
 }

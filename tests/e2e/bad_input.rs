@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use support::core_process::API_TOKEN;
 use support::raw::{Raw, claim_head, claim_request, status};
-use support::{Core, RedisView, Register, Reply, Snapshot, claim_body};
+use support::{Core, RedisView, Reply, Snapshot, SqlView, claim_body};
 
 /// A core with one campaign and one claim in it, and its counters as they were before the test.
 struct Guarded {
     core: Core,
     redis: RedisView,
-    register: Register,
+    sql: SqlView,
     before: Snapshot,
 }
 
@@ -21,10 +21,10 @@ impl Guarded {
         core.create("demo", json!({"total": 100, "per_user": 50, "per_user_per_day": 40, "per_claim": 10}))
             .await;
         core.claim("demo", "alice", "won").await.expect(201);
-        let (redis, register) = (core.redis().await, core.register().await);
-        register.until("demo", 1).await;
-        let before = Snapshot::take(&redis, &register, "demo").await;
-        Self { core, redis, register, before }
+        let (redis, sql) = (core.redis().await, core.sql().await);
+        sql.until("demo", 1).await;
+        let before = Snapshot::take(&redis, &sql, "demo").await;
+        Self { core, redis, sql, before }
     }
 
     /// Sends `body` as a claim's.
@@ -48,7 +48,7 @@ impl Guarded {
 
     /// The counters are as they were, and others are served.
     async fn unmoved(&self) {
-        let after = Snapshot::take(&self.redis, &self.register, "demo").await;
+        let after = Snapshot::take(&self.redis, &self.sql, "demo").await;
         assert_eq!(after, self.before);
         self.core.claim("demo", "alice", "won").await.expect(200);
         self.core.claim("demo", "bob", "after").await.expect(201);
@@ -327,7 +327,7 @@ async fn idempotency_keys() {
         .claim(claim_body("demo", "alice", "won", 2).to_string())
         .await
         .refused(422, "idempotency_key_reused");
-    let after = Snapshot::take(&guarded.redis, &guarded.register, "demo").await;
+    let after = Snapshot::take(&guarded.redis, &guarded.sql, "demo").await;
     assert_eq!(after, guarded.before);
     let other = guarded.core.claim("demo", "mallory", "won").await.expect(201);
     assert_eq!(other.json()["claim"]["user_id"], "mallory", "another user's key is not that user's claim");

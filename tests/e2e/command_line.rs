@@ -35,9 +35,9 @@ impl Said {
     }
 }
 
-async fn run(arguments: &[&str], environment: &[(&str, &str)], folder: &Path) -> Said {
+async fn run(arguments: &[&str], environment: &[(&str, &str)], directory: &Path) -> Said {
     let mut command = command(&binary::claimgate());
-    command.args(arguments).envs(environment.iter().copied()).current_dir(folder).stdin(Stdio::null());
+    command.args(arguments).envs(environment.iter().copied()).current_dir(directory).stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let Output { status, stdout, stderr } = output;
     Said {
@@ -61,7 +61,7 @@ async fn ask(core: &Core, arguments: &[&str]) -> Said {
 
 #[tokio::test]
 async fn every_command_helps() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let commands: [&[&str]; 16] = [
         &[],
         &["serve"],
@@ -81,12 +81,12 @@ async fn every_command_helps() {
         &["token"],
     ];
     for words in commands {
-        let help = run(&[words, &["--help"]].concat(), &[], folder.path()).await.ended(0);
+        let help = run(&[words, &["--help"]].concat(), &[], directory.path()).await.ended(0);
         assert!(help.out.contains("Usage: claimgate"), "{words:?}: {help:?}");
         let talks = !words.is_empty() && words != ["serve"] && words != ["campaign"];
         assert!(!talks || help.out.contains("--json"), "{words:?} has no --json: {help:?}");
     }
-    let help = run(&["serve", "--help"], &[], folder.path()).await;
+    let help = run(&["serve", "--help"], &[], directory.path()).await;
     for variable in [
         "CLAIMGATE_LISTEN",
         "CLAIMGATE_ADMIN_LISTEN",
@@ -96,7 +96,7 @@ async fn every_command_helps() {
     ] {
         assert!(help.out.contains(variable), "{variable} is not in the help of serve");
     }
-    run(&["--version"], &[], folder.path()).await.ended(0);
+    run(&["--version"], &[], directory.path()).await.ended(0);
     for wrong in [
         &["fly"][..],
         &["campaign"],
@@ -107,7 +107,7 @@ async fn every_command_helps() {
         &["campaign", "show", "a b"],
         &[],
     ] {
-        run(wrong, &[], folder.path()).await.ended(2);
+        run(wrong, &[], directory.path()).await.ended(2);
     }
 }
 
@@ -209,7 +209,7 @@ async fn claims_and_tokens() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_unavailable_and_no_token_is_configuration() {
+async fn no_core_there_is_unavailable_and_no_token_is_configuration() {
     let core = Core::start().await;
     let (nowhere, data) = (free_address().to_string(), core.data_dir());
     let environment = [
@@ -240,12 +240,12 @@ async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
     let sample = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8";
     let sample_key = format!("k1:{sample}");
     let file = tempfile::NamedTempFile::new().unwrap();
-    let no_folder = file.path().join("data");
+    let no_directory = file.path().join("data");
     for (variable, value) in [
         ("CLAIMGATE_LISTEN", "8080"),
         ("CLAIMGATE_LISTEN", "nowhere:x"),
         ("CLAIMGATE_ADMIN_LISTEN", "127.0.0.1:99999"),
-        ("CLAIMGATE_DATA_DIR", no_folder.to_str().unwrap()),
+        ("CLAIMGATE_DATA_DIR", no_directory.to_str().unwrap()),
         ("CLAIMGATE_REDIS_URL", "http://127.0.0.1:6379"),
         ("CLAIMGATE_REDIS_URL", "redis+sentinel://127.0.0.1:26379"),
         ("CLAIMGATE_REDIS_URL", "redis-cluster://127.0.0.1:7000"),
@@ -270,13 +270,13 @@ async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
         ("CLAIMGATE_CONCURRENCY_MAX", "-1"),
         ("CLAIMGATE_BATCH_MAX", "257"),
     ] {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (listen, admin) = (free_address().to_string(), free_address().to_string());
         let mut environment =
             vec![("CLAIMGATE_LISTEN", listen.as_str()), ("CLAIMGATE_ADMIN_LISTEN", admin.as_str())];
         environment.retain(|(name, _)| *name != variable);
         environment.push((variable, value));
-        let serving = run(&["serve"], &environment, folder.path());
+        let serving = run(&["serve"], &environment, directory.path());
         let said = tokio::time::timeout(support::SOON, serving).await;
         let said = said.unwrap_or_else(|_| panic!("{variable}={value:?} is taken, and core serves")).ended(2);
         said.one_line(variable.trim_end_matches("_FILE"));
@@ -292,13 +292,13 @@ async fn a_wrong_value_ends_the_start_with_one_line_that_names_it() {
 #[tokio::test]
 async fn an_address_in_use_is_named() {
     let core = Core::start().await;
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let (taken, free) = (core.listen().to_string(), free_address().to_string());
     for (variable, other) in
         [("CLAIMGATE_LISTEN", "CLAIMGATE_ADMIN_LISTEN"), ("CLAIMGATE_ADMIN_LISTEN", "CLAIMGATE_LISTEN")]
     {
         let said =
-            run(&["serve"], &[(variable, taken.as_str()), (other, free.as_str())], folder.path()).await;
+            run(&["serve"], &[(variable, taken.as_str()), (other, free.as_str())], directory.path()).await;
         assert!(said.status > 0, "{said:?}");
         said.one_line(variable);
     }
@@ -311,7 +311,7 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
     core.claim("demo", "alice", "k").await.expect(201);
     support::signing::Signed::claim(&core, "demo", "bob", "k").send(&core).await.expect(201);
     ask(&core, &["token", "--user", "alice"]).await.ended(0);
-    core.register().await.until("demo", 2).await;
+    core.sql().await.until("demo", 2).await;
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&core.data_dir()), 0o700);
     let names = ["admin.token", "edge.key", "user-jwt.key", "redis.password"];
@@ -334,22 +334,22 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
 /// Only a core of a later release says such words, so a server of the test's own speaks in its place.
 #[tokio::test]
 async fn what_a_newer_core_says_is_told_as_it_says_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let core = StandIn::start();
     let address = core.listen.to_string();
     let environment = [
         ("CLAIMGATE_LISTEN", address.as_str()),
         ("CLAIMGATE_ADMIN_LISTEN", address.as_str()),
         ("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length"),
-        ("CLAIMGATE_DATA_DIR", folder.path().to_str().unwrap()),
+        ("CLAIMGATE_DATA_DIR", directory.path().to_str().unwrap()),
     ];
     let claim = async |more: &[&str]| {
         let words = [&["claim", "demo", "--user", "alice", "--key", "k"], more].concat();
-        run(&words, &environment, folder.path()).await
+        run(&words, &environment, directory.path()).await
     };
     for (http, status) in [(409, 1), (403, 1), (400, 2), (503, 3)] {
         let problem = json!({"title": "Of tomorrow", "status": http, "detail": "not today", "code": "weekly_limit",
-            "limit": "per_week", "remaining": "three", "claim": {"status": "parked"}, "instance": "r-1"});
+            "limit": "per_week", "remaining": "three", "claim": {"status": "escrowed"}, "instance": "r-1"});
         core.answers("POST /internal/v1/claims", Canned::problem(http, &problem));
         claim(&[]).await.ended(status).one_line("Of tomorrow (weekly_limit): not today");
         assert_eq!(claim(&["--json"]).await.ended(status).json(), problem);
@@ -362,6 +362,6 @@ async fn what_a_newer_core_says_is_told_as_it_says_it() {
     let campaign = json!({"id": "demo", "name": "Demo", "state": "lottery", "starts_at": "2026-01-01T00:00:00.000Z",
         "limits": {"total": 0, "per_week": 2}, "version": 3, "more": [1]});
     core.answers("GET /admin/v1/campaigns/demo", Canned::json(200, &campaign));
-    let told = run(&["campaign", "show", "demo"], &environment, folder.path()).await.ended(0);
+    let told = run(&["campaign", "show", "demo"], &environment, directory.path()).await.ended(0);
     assert!(told.out.contains("lottery"), "{told:?}");
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::json;
-use support::numbers::Numbers;
+use support::rng::Rng;
 use support::storm::{Bounds, Seen, Wish, check, storm, wishes};
 use support::wait::holds;
 use support::{Core, eventually, heavy};
@@ -22,7 +22,7 @@ async fn two_thousand_at_once_get_exactly_what_there_is() {
     let decided = Instant::now();
     println!("2,000 claims at once decided in {:?}", decided - started);
     let rows = eventually(Duration::from_secs(2), || async {
-        let rows = core.register().await.claims("demo").await;
+        let rows = core.sql().await.claims("demo").await;
         holds(rows.len() == 100, || format!("{} rows in SQL", rows.len())).map(|()| rows)
     })
     .await;
@@ -52,10 +52,10 @@ async fn mixed_quantities_are_each_given_whole_or_not_at_all() {
     let _turn = heavy().await;
     let core = Core::start().await;
     core.create("mixed", json!({"total": 1500, "per_user": 7, "per_claim": 4})).await;
-    let mut numbers = Numbers::seeded("mixed_quantities");
+    let mut rng = Rng::seeded("mixed_quantities");
     let wishes: Vec<_> = wishes(400, 4)
         .into_iter()
-        .map(|wish| Wish { units: u32::try_from(numbers.within(1, 5)).unwrap(), ..wish })
+        .map(|wish| Wish { units: u32::try_from(rng.within(1, 5)).unwrap(), ..wish })
         .collect();
     let seen = storm(&core, "mixed", &wishes, 800, &AtomicUsize::new(0)).await;
     let mut of_user = BTreeMap::<&str, u64>::new();
@@ -106,7 +106,7 @@ async fn one_key_asked_many_times_at_once_is_one_claim() {
     let claims: BTreeSet<_> = asked.iter().map(|reply| reply.json()["claim"].to_string()).collect();
     assert_eq!(claims.len(), 1, "{claims:?}");
     assert_eq!(core.campaign("demo").await["remaining"], 9);
-    assert_eq!(core.register().await.until("demo", 1).await.len(), 1);
+    assert_eq!(core.sql().await.until("demo", 1).await.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

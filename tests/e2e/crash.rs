@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use serde_json::json;
-use support::numbers::Numbers;
 use support::process::{Signal, runs, signal_pid};
-use support::storm::{Bounds, Seen, check, kill_once, settle, storm, wishes};
+use support::rng::Rng;
+use support::storm::{Bounds, Seen, check, kill_once, resolve_unknown, storm, wishes};
 use support::wait::holds;
 use support::{Core, SOON, claim_body, eventually, heavy};
 
@@ -22,13 +22,13 @@ fn limits() -> serde_json::Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_during_two_thousand_claims() {
     let _turn = heavy().await;
-    let mut numbers = Numbers::seeded("core_killed");
+    let mut rng = Rng::seeded("core_killed");
     let mut core = Core::start().await;
     for round in 0..ROUNDS {
         let campaign = format!("round{round}");
         core.create(&campaign, limits()).await;
         let (wishes, acknowledged) = (wishes(1000, 2), Arc::new(AtomicUsize::new(0)));
-        let kill_after = usize::try_from(numbers.within(1, 1000)).unwrap();
+        let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
         let pid = core.pid();
         let killer = kill_once(&acknowledged, kill_after, pid);
         let mut seen = storm(&core, &campaign, &wishes, AT_ONCE, &acknowledged).await;
@@ -40,7 +40,7 @@ async fn core_killed_during_two_thousand_claims() {
         );
         assert!(unknown > 0, "core was killed too late to matter");
         core = core.restart().await;
-        settle(&core, &campaign, &mut seen).await;
+        resolve_unknown(&core, &campaign, &mut seen).await;
         check(&core, &campaign, &seen, BOUNDS).await;
         let granted = seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
         assert_eq!(granted, 1500, "once all have an answer, all units are taken");
@@ -50,13 +50,13 @@ async fn core_killed_during_two_thousand_claims() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_during_two_thousand_claims() {
     let _turn = heavy().await;
-    let mut numbers = Numbers::seeded("redis_killed");
+    let mut rng = Rng::seeded("redis_killed");
     let core = Core::start().await;
     for round in 0..ROUNDS {
         let campaign = format!("round{round}");
         core.create(&campaign, limits()).await;
         let (wishes, acknowledged) = (wishes(1000, 2), Arc::new(AtomicUsize::new(0)));
-        let kill_after = usize::try_from(numbers.within(1, 1000)).unwrap();
+        let kill_after = usize::try_from(rng.within(1, 1000)).unwrap();
         let pid = core.redis_pid().await;
         let killer = kill_once(&acknowledged, kill_after, pid);
         let mut seen = storm(&core, &campaign, &wishes, AT_ONCE, &acknowledged).await;
@@ -66,7 +66,7 @@ async fn redis_killed_during_two_thousand_claims() {
             "round {round}: killed Redis after {kill_after} acknowledged claims, {unknown} of 2,000 unknown"
         );
         assert!(unknown > 0, "Redis was killed too late to matter");
-        settle(&core, &campaign, &mut seen).await;
+        resolve_unknown(&core, &campaign, &mut seen).await;
         assert_ne!(core.redis_pid().await, pid, "core has started another Redis");
         check(&core, &campaign, &seen, BOUNDS).await;
         let granted = seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
@@ -122,7 +122,7 @@ async fn a_core_told_to_stop_stops_all_and_keeps_all() {
     assert!(!runs(redis), "Redis {redis} outlived its core");
     let core = core.restart().await;
     assert_eq!(core.claim("demo", "alice", "k").await.expect(200).json()["claim"], won["claim"]);
-    assert_eq!(core.register().await.until("demo", 1).await.len(), 1);
+    assert_eq!(core.sql().await.until("demo", 1).await.len(), 1);
     core.claim("demo", "bob", "k").await.expect(201);
 }
 
@@ -140,12 +140,12 @@ async fn a_core_told_to_stop_finishes_what_is_under_way() {
     eventually(SOON, || async { holds(core.log().contains("stopping"), || "core has not heard".to_owned()) })
         .await;
     assert!(raw.send(rest).await);
-    assert_eq!(support::raw::status(&raw.read_to_end().await), Some(201), "a request under way is answered");
+    assert_eq!(support::raw::status(&raw.read_to_end().await), Some(201), "a request in flight is answered");
     assert!(core.process().wait(SOON).await.success());
 }
 
 #[tokio::test]
-async fn a_second_core_on_the_same_folder_is_refused() {
+async fn a_second_core_on_the_same_directory_is_refused() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let log_before = core.log().len();
@@ -176,5 +176,5 @@ async fn a_redis_that_dies_is_started_again_and_again() {
         assert_ne!(now, last);
         last = now;
     }
-    assert_eq!(core.register().await.until("demo", 4).await.len(), 4);
+    assert_eq!(core.sql().await.until("demo", 4).await.len(), 4);
 }

@@ -1,4 +1,4 @@
-//! The data directory is for the user that core runs as, and for nobody else.
+//! The data directory is readable by the user that core runs as, and by no other.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -20,14 +20,14 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-fn folder() -> TempDir {
+fn directory() -> TempDir {
     tempfile::Builder::new().prefix("cg-").tempdir().unwrap()
 }
 
-/// Everything below `folder` that its group or others have any right to, but for the unix socket's own kind of file.
-fn open_to_others(folder: &Path) -> BTreeMap<String, String> {
+/// Everything below `directory` that its group or others have any right to, but for the unix socket's own kind of file.
+fn open_to_others(directory: &Path) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    let mut look = vec![folder.to_owned()];
+    let mut look = vec![directory.to_owned()];
     while let Some(path) = look.pop() {
         if mode(&path) & 0o077 != 0 {
             found.insert(path.display().to_string(), format!("{:o}", mode(&path)));
@@ -42,12 +42,12 @@ fn open_to_others(folder: &Path) -> BTreeMap<String, String> {
 async fn with_claims(core: &Core) {
     core.create("demo", json!({"total": 5})).await;
     core.claim("demo", "alice", "k").await.expect(201);
-    core.register().await.until("demo", 1).await;
+    core.sql().await.until("demo", 1).await;
 }
 
 #[tokio::test]
 async fn a_data_directory_that_was_open_is_closed_and_all_that_is_made_in_it_is_private() {
-    let outer = folder();
+    let outer = directory();
     let data = outer.path().join("data");
     fs::create_dir(&data).unwrap();
     set_mode(&data, 0o755);
@@ -98,11 +98,11 @@ fn refused(data: &Path) -> String {
 
 #[test]
 fn a_directory_that_is_open_and_not_claimgates_alone_is_refused_as_it_is() {
-    let shared = folder();
+    let shared = directory();
     fs::write(shared.path().join("holiday.jpg"), "").unwrap();
-    let like_tmp = folder();
+    let like_tmp = directory();
     for (path, bits, why) in
-        [(shared.path(), 0o755, "another's file in it"), (like_tmp.path(), 0o1777, "everybody's")]
+        [(shared.path(), 0o755, "another's file in it"), (like_tmp.path(), 0o1777, "writable by all")]
     {
         set_mode(path, bits);
         let said = refused(path);

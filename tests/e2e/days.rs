@@ -3,7 +3,7 @@
 use jiff::civil::{Weekday, date};
 use jiff::tz::TimeZone;
 use serde_json::json;
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::redis_server::Clock;
 use support::times::{ms, now_ms};
 use support::{Core, CoreOptions, RedisServer, Reply};
@@ -59,7 +59,7 @@ impl Timed {
 
     /// The days on which SQL has the user's claims, as dates.
     async fn days(&self, user: &str, count: usize) -> Vec<String> {
-        let rows = self.core.register().await.until("demo", count).await;
+        let rows = self.core.sql().await.until("demo", count).await;
         let mine = rows.iter().filter(|row| row.user_id == user);
         mine.map(|row| (date(1970, 1, 1) + jiff::Span::new().days(row.day)).to_string()).collect()
     }

@@ -58,7 +58,7 @@ impl Said {
     }
 }
 
-/// Runs the doctor, behind `before` if that is any, on a data folder and with some variables.
+/// Runs the doctor, behind `before` if that is any, on a data directory and with some variables.
 async fn run(before: &[&str], arguments: &[&str], data: &Path, environment: &[(&str, &str)]) -> Output {
     let program = binary::claimgate();
     let mut command = match before {
@@ -81,8 +81,8 @@ async fn doctor(data: &Path, environment: &[(&str, &str)]) -> Said {
     Said { status, value: value.unwrap_or_else(|error| panic!("no JSON ({error}): {output:?}")) }
 }
 
-/// On a disk: the temporary folder may lie in memory.
-fn folder() -> TempDir {
+/// On a disk: the temporary directory may lie in memory.
+fn directory() -> TempDir {
     private(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap()
 }
 
@@ -108,7 +108,7 @@ async fn serve_says(core: &Core, parts: &[&str]) {
 
 #[tokio::test]
 async fn nothing_is_found_where_nothing_is_wrong() {
-    let core = CoreOptions::default().start_in(folder()).await;
+    let core = CoreOptions::default().start_in(directory()).await;
     let said = doctor(&core.data_dir(), &[]).await;
     said.breaks(&[]).warns(&[]);
     assert!(said.notes().is_empty(), "all of it was looked at: {:?}", said.notes());
@@ -120,10 +120,10 @@ async fn nothing_is_found_where_nothing_is_wrong() {
 
 #[tokio::test]
 async fn without_a_running_core_the_rest_is_looked_at_and_nothing_is_made() {
-    let outer = folder();
+    let outer = directory();
     let nowhere = outer.path().join("data");
     doctor(&nowhere, &[]).await.breaks(&[]).warns(&[]);
-    assert!(!nowhere.exists(), "the doctor makes no data folder");
+    assert!(!nowhere.exists(), "the doctor makes no data directory");
 
     let mut core = CoreOptions::default().start_in(outer).await;
     core.stop().await;
@@ -149,7 +149,7 @@ async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
     ];
     let server = RedisServer::start_with(&careless, &[]).await;
     let url = server.url();
-    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.as_str()).start_in(folder()).await;
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.as_str()).start_in(directory()).await;
     let settings = [
         "redis.appendfsync",
         "redis.appendonly",
@@ -179,7 +179,7 @@ async fn replicas_that_follow_are_seen_and_a_replica_is_no_primary() {
         [("maxmemory", "64mb"), ("bind", ip.as_str()), ("port", port.as_str()), ("protected-mode", "no")];
     let primary = RedisServer::start_with(&bounds, &[]).await;
     let url = primary.url();
-    let data = folder();
+    let data = directory();
     let primary_url = [("CLAIMGATE_REDIS_URL", url.as_str())];
     doctor(data.path(), &primary_url).await.breaks(&[]).warns(&["redis.replicas"]);
 
@@ -203,7 +203,7 @@ async fn replicas_that_follow_are_seen_and_a_replica_is_no_primary() {
 async fn clocks_that_are_apart_are_a_warning_and_then_a_fault() {
     let clock = Clock::new();
     let server = RedisServer::start_with(&[("maxmemory", "64mb")], &clock.environment()).await;
-    let (data, url) = (folder(), server.url());
+    let (data, url) = (directory(), server.url());
     let environment = [("CLAIMGATE_REDIS_URL", url.as_str())];
     doctor(data.path(), &environment).await.breaks(&[]).warns(&["redis.replicas"]);
     for ms in [5_000, -5_000] {
@@ -216,7 +216,7 @@ async fn clocks_that_are_apart_are_a_warning_and_then_a_fault() {
 
 #[tokio::test]
 async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
-    let data = folder();
+    let data = directory();
     let short = [("CLAIMGATE_ADMIN_TOKEN", "short"), ("CLAIMGATE_EDGE_KEYS", "k1:c2hvcnQ")];
     let said = doctor(data.path(), &short).await;
     said.breaks(&["configuration"]);
@@ -239,7 +239,7 @@ async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
 
 #[tokio::test]
 async fn a_data_directory_that_is_open_or_in_memory_is_named() {
-    let mut core = CoreOptions::default().start_in(folder()).await;
+    let mut core = CoreOptions::default().start_in(directory()).await;
     let data = core.data_dir();
     set_mode(&data.join("claimgate.sqlite"), 0o644);
     doctor(&data, &[]).await.breaks(&[]).warns(&["data_dir.open"]);
@@ -254,13 +254,13 @@ async fn a_data_directory_that_is_open_or_in_memory_is_named() {
         Ok(in_memory) => {
             doctor(in_memory.path(), &[]).await.breaks(&["data_dir.in_memory"]);
         }
-        Err(error) => println!("doctor: a folder in memory SKIPPED: {}: {error}", shared_memory.display()),
+        Err(error) => println!("doctor: a directory in memory SKIPPED: {}: {error}", shared_memory.display()),
     }
 }
 
 #[tokio::test]
 async fn few_descriptors_and_too_much_memory_for_redis_are_warnings() {
-    let data = folder();
+    let data = directory();
     let few = run(&["prlimit", "--nofile=4096:4096"], &["--json"], data.path(), &[]).await;
     let said =
         Said { status: few.status.code().unwrap(), value: serde_json::from_slice(&few.stdout).unwrap() };
@@ -276,7 +276,8 @@ async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
         Err(why) => return println!("doctor: PostgreSQL SKIPPED: {why}"),
     };
     let url = careful.database("careful").await;
-    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url.as_str()).start_in(folder()).await;
+    let core =
+        CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url.as_str()).start_in(directory()).await;
     let environment = [("CLAIMGATE_DATABASE_URL", url.as_str())];
     doctor(&core.data_dir(), &environment).await.breaks(&[]).warns(&[]);
     drop(careful);
@@ -286,7 +287,8 @@ async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
     let off = [("fsync", "off"), ("synchronous_commit", "off"), ("full_page_writes", "off")];
     let careless = Postgres::start_with(&off).await.unwrap();
     let url = careless.database("careless").await;
-    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url.as_str()).start_in(folder()).await;
+    let core =
+        CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url.as_str()).start_in(directory()).await;
     let said = doctor(&core.data_dir(), &[("CLAIMGATE_DATABASE_URL", url.as_str())]).await;
     said.breaks(&["database.fsync", "database.full_page_writes", "database.synchronous_commit"]);
     serve_says(&core, &["fsync is off", "synchronous_commit is off", "full_page_writes is off"]).await;

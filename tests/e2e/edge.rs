@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::edge::{EXECUTOR, TURN, World};
 use support::times::from_now;
 use support::wait::holds;
@@ -97,7 +97,7 @@ fn a_claim_is_granted_once_and_shown_to_its_user_only() {
         let missing =
             world.look_up("flow.bob.AAAAAAAAAAAAAAAAAAAAAA", "bob").await.refused(404, "claim_not_found");
         assert_eq!(others.json()["title"], missing.json()["title"]);
-        assert_eq!(world.core.register().await.until("flow", 1).await[0].id, *id);
+        assert_eq!(world.core.sql().await.until("flow", 1).await[0].id, *id);
     });
 }
 
@@ -337,7 +337,7 @@ fn only_the_listed_origin_is_let_in() {
         drop(world);
         let world = open_world().await;
         let foreign = world.request("GET", "/livez").header("Origin", "https://shop.example");
-        assert_eq!(world.send(foreign).await.header("access-control-allow-origin"), "", "no list, nobody");
+        assert_eq!(world.send(foreign).await.header("access-control-allow-origin"), "", "no list, no origin");
     });
 }
 
@@ -413,7 +413,7 @@ fn a_flood_of_bad_tokens_is_counted_before_anybody_looks_at_a_token() {
         let (count, refused) = until_refused(|_| look_up(&forged, flood)).await;
         assert!((60..=120).contains(&count), "look-ups: {count}");
         let _ = refused.refused(429, "rate_limited");
-        // Whoever is named in a bad token is not counted for it, and who is elsewhere is not hurt.
+        // A user named in a bad token is not counted for it, and callers from elsewhere are not affected.
         for n in 0..45 {
             let _ = claim(&forged, format!("2001:db8:f100:{n:x}::1")).await.refused(401, "unauthenticated");
         }
@@ -446,16 +446,16 @@ fn a_lost_answer_is_asked_for_again_and_is_one_claim() {
     run(async {
         let world = strict_world().await;
         world.core.create("lost", json!({"total": 5})).await;
-        world.wire.lose_answers(1);
+        world.proxy.lose_answers(1);
         let first = world.claim("lost", "alice", "k1").await;
         assert!(matches!(first.status, 200 | 201), "the edge asks again: {}", first.text());
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         let unknown = world.claim("lost", "bob", "k1").await.refused(503, "unavailable");
         assert_eq!(unknown.header("retry-after"), "1");
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         let known = world.claim("lost", "bob", "k1").await.expect(200);
         assert_eq!(known.json()["claim"]["sequence"], 2);
-        assert_eq!(world.core.register().await.until("lost", 2).await.len(), 2);
+        assert_eq!(world.core.sql().await.until("lost", 2).await.len(), 2);
     });
 }
 
@@ -478,7 +478,7 @@ fn the_mark_of_a_first_try_goes_on_to_core_once() {
         let retry = world.claim_request("marked", "alice").header("Idempotency-Key", "k");
         let retry = world.send(retry.header("Claimgate-Attempt", "2")).await.expect(200);
         assert_eq!(marks(&retry), [false]);
-        world.wire.lose_answers(1);
+        world.proxy.lose_answers(1);
         let lost = world.first_try("marked", "carol", "k").await;
         assert!(matches!(lost.status, 200 | 201), "{}", lost.text());
         assert_eq!(marks(&lost), [true, false], "it may have won");
@@ -504,7 +504,7 @@ fn a_dead_core_is_said_to_be_unavailable_and_claims_flow_when_it_is_back() {
         world.restart_core().await;
         let asked = AtomicUsize::new(0);
         eventually(Duration::from_secs(5), || async {
-            // Each time somebody else from elsewhere: the limiters count also whom a dead core keeps waiting.
+            // Each time another user from elsewhere: the limiters also count callers whom a dead core keeps waiting.
             let n = asked.fetch_add(1, Ordering::SeqCst);
             let claim = world.claim_request("dead", &format!("bob{n}"));
             let reply = world.send(claim.header("CF-Connecting-IP", format!("2001:db8:dead:{n:x}::1"))).await;
@@ -513,7 +513,7 @@ fn a_dead_core_is_said_to_be_unavailable_and_claims_flow_when_it_is_back() {
         .await;
         assert_eq!(world.claim("dead", "alice", "k1").await.expect(200).json()["claim"], won["claim"]);
         let taken = usize::try_from(world.core.redis().await.counter("dead", "taken").await).unwrap();
-        assert_eq!(world.core.register().await.until("dead", taken).await.len(), taken);
+        assert_eq!(world.core.sql().await.until("dead", taken).await.len(), taken);
     });
 }
 
@@ -546,7 +546,7 @@ fn a_hundred_of_two_thousand_claims_are_granted() {
             .collect()
             .await;
         let took = began.elapsed();
-        let said = world.wire.said("POST /internal/v1/claims ").concat();
+        let said = world.proxy.said("POST /internal/v1/claims ").concat();
         let reached = replies.iter().filter(|reply| said.contains(reply.header("x-request-id"))).count();
         println!("2,000 claims in {took:?}, {reached} of them reached core");
 
@@ -561,7 +561,7 @@ fn a_hundred_of_two_thousand_claims_are_granted() {
                 reply.text()
             );
         }
-        let rows = world.core.register().await.until("crowd", 100).await;
+        let rows = world.core.sql().await.until("crowd", 100).await;
         assert!(rows.iter().map(|row| row.sequence).eq(1..=100));
         assert_eq!(rows.iter().map(|row| &row.user_id).collect::<BTreeSet<_>>().len(), 100);
     });

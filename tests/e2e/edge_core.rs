@@ -26,7 +26,7 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 const BACK_MAX: Duration = Duration::from_secs(5);
 /// How long each fault lasts.
 const FAULT: Duration = Duration::from_secs(4);
-const LANES: usize = 8;
+const BROWSERS: usize = 8;
 
 async fn world() -> MutexGuard<'static, World> {
     static WORLD: OnceCell<tokio::sync::Mutex<World>> = OnceCell::const_new();
@@ -59,7 +59,7 @@ impl<'a> Crowd<'a> {
 
     /// Claims until `fault` is over and a claim asked for after that has been granted; how long that took.
     async fn through<T>(&self, fault: impl Future<Output = T>) -> (Vec<Seen>, Duration, T) {
-        let lanes = join_all((0..LANES).map(|_| self.lane()));
+        let browsers = join_all((0..BROWSERS).map(|_| self.browse()));
         let end = async {
             let result = fault.await;
             let over_at = Instant::now();
@@ -70,12 +70,12 @@ impl<'a> Crowd<'a> {
             self.is_over.store(true, Ordering::SeqCst);
             (over_at.elapsed(), result)
         };
-        let (_, (back_after, result)) = tokio::join!(lanes, end);
+        let (_, (back_after, result)) = tokio::join!(browsers, end);
         let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
         (seen, back_after, result)
     }
 
-    async fn lane(&self) {
+    async fn browse(&self) {
         while !self.is_over.load(Ordering::SeqCst) {
             let user = format!("u{}", self.users.fetch_add(1, Ordering::SeqCst));
             let asked_at = Instant::now();
@@ -131,7 +131,7 @@ fn killed_and_restarted() {
             signal_pid(world.core.pid(), Signal::KILL);
             tokio::time::sleep(FAULT).await;
             let core = world.core.restart().await;
-            world.wire.lead_to(core.listen());
+            world.proxy.lead_to(core.listen());
             core
         };
         let (seen, back_after, core) = crowd.through(restart).await;
@@ -142,7 +142,7 @@ fn killed_and_restarted() {
         // Of those who were told "unknown" some have won, too.
         let taken = usize::try_from(world.core.redis().await.counter("killed", "taken").await).unwrap();
         assert!(taken > granted, "{granted} were granted, and one before; {taken} taken");
-        assert_eq!(world.core.register().await.until("killed", taken).await.len(), taken);
+        assert_eq!(world.core.sql().await.until("killed", taken).await.len(), taken);
     });
 }
 
@@ -195,38 +195,38 @@ fn views_that_wait_for_a_stalled_core_are_answered_in_time() {
     });
 }
 
-/// What a browser has begun is brought to its end: nobody waits for what will never come.
+/// What a browser has begun is completed: no other browser waits for what will never come.
 #[test]
-fn a_browser_that_leaves_keeps_nobody_waiting() {
+fn a_browser_that_leaves_keeps_no_other_waiting() {
     run_alone(async {
         let world = world().await;
         world.core.create("left", json!({"total": 5})).await;
-        world.wire.delay_answers(Duration::from_millis(700));
+        world.proxy.delay_answers(Duration::from_millis(700));
         let mut raw = Raw::connect(world.edge.listen).await;
         raw.send(format!("GET /v1/campaigns/left HTTP/1.1\r\nHost: {}\r\n\r\n", world.edge.listen)).await;
         eventually(BACK_MAX, || async {
-            let asked = !world.wire.said("GET /internal/v1/campaigns/left ").is_empty();
+            let asked = !world.proxy.said("GET /internal/v1/campaigns/left ").is_empty();
             holds(asked, || "core was not asked".to_owned())
         })
         .await;
         raw.reset();
         let began = Instant::now();
         let reply = world.view("left").await;
-        world.wire.delay_answers(Duration::ZERO);
+        world.proxy.delay_answers(Duration::ZERO);
         let _ = reply.expect(200);
         assert!(began.elapsed() < Duration::from_millis(1_500), "{:?}", began.elapsed());
     });
 }
 
 #[test]
-fn the_log_names_nobody() {
+fn the_log_names_no_user() {
     run_alone(async {
         let world = world().await;
         campaign(&world, "logged").await;
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         let claim = world.claim_request("logged", "alice").header("CF-Connecting-IP", "203.0.113.77");
         let refused = world.send(claim).await;
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         let _ = refused.refused(503, "unavailable");
         eventually(BACK_MAX, || async {
             holds(world.edge.log().contains("no answer from core"), || world.edge.log())
@@ -245,13 +245,13 @@ fn slow() {
     run_alone(async {
         let world = world().await;
         campaign(&world, "slow").await;
-        world.wire.delay_answers(Duration::from_millis(700));
+        world.proxy.delay_answers(Duration::from_millis(700));
         let _ = world.first_try("slow", "patient", "k").await.expect(201);
         let crowd = Crowd::new(&world, "slow");
         let slow = async {
-            world.wire.delay_answers(Duration::from_secs(3));
+            world.proxy.delay_answers(Duration::from_secs(3));
             tokio::time::sleep(FAULT).await;
-            world.wire.delay_answers(Duration::ZERO);
+            world.proxy.delay_answers(Duration::ZERO);
         };
         let (seen, back_after, ()) = crowd.through(slow).await;
         let (_, unknown) = honest("slow", (&seen, back_after));
@@ -268,7 +268,7 @@ fn a_dead_core_is_not_called_again_and_again() {
         let mut world = world().await;
         campaign(&world, "dead").await;
         world.core.kill();
-        let calls = |world: &World| world.wire.accepted();
+        let calls = |world: &World| world.proxy.accepted();
         eventually(BACK_MAX, || async {
             let before = calls(&world);
             let refused = world.claim("dead", "alice", "k").await.refused(503, "unavailable");
@@ -295,7 +295,7 @@ fn a_dead_core_is_not_called_again_and_again() {
     });
 }
 
-/// What only SQL can tell, the edge waits for in vain; what Redis decides goes on.
+/// What only SQL can tell times out at the edge; what Redis decides goes on.
 #[test]
 fn claims_are_taken_while_sql_is_stalled() {
     run_alone(async {
@@ -307,7 +307,7 @@ fn claims_are_taken_while_sql_is_stalled() {
                 return;
             }
         };
-        let url = postgres.database("register").await;
+        let url = postgres.database("claimgate").await;
         let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
         let world = World::before(core, RUNTIME, "edge-stalled-sql", "test", &[]).await;
         campaign(&world, "live").await;
@@ -324,18 +324,18 @@ fn claims_are_taken_while_sql_is_stalled() {
         };
         flows("nothing", 0).await;
         postgres.freeze();
-        let in_vain = async |replies: Vec<Reply>| {
+        let all_unavailable = async |replies: Vec<Reply>| {
             for reply in replies {
                 let _ = reply.refused(503, "unavailable");
             }
         };
         // Each time more than the failures in a row after which the edge spares core.
-        in_vain(join_all((0..8).map(|_| world.look_up(id, "winner"))).await).await;
+        all_unavailable(join_all((0..8).map(|_| world.look_up(id, "winner"))).await).await;
         flows("look-ups", 1).await;
         let ids: Vec<_> = (0..8).map(|n| format!("made-up-{n}")).collect();
-        in_vain(join_all(ids.iter().map(|id| world.view(id))).await).await;
+        all_unavailable(join_all(ids.iter().map(|id| world.view(id))).await).await;
         flows("views of what is not there", 2).await;
-        in_vain(join_all(ids.iter().map(|id| world.claim(id, "winner", "k"))).await).await;
+        all_unavailable(join_all(ids.iter().map(|id| world.claim(id, "winner", "k"))).await).await;
         flows("claims on what is not there", 3).await;
         postgres.thaw();
         eventually(BACK_MAX * 2, || async {

@@ -16,11 +16,11 @@ const CONNECTIONS: usize = 64;
 const TOTAL: usize = 100;
 /// Two snapshots of one campaign are asked for at least so far apart.
 const APART_MS_MIN: u128 = 300;
-/// For so long a campaign that core does not know stays unknown.
+/// How long the edge remembers that core does not know a campaign.
 const UNKNOWN_MS: u128 = 1_000;
 
 fn passed_on(world: &World, line: &str) -> usize {
-    world.wire.said(line).iter().map(|text| text.matches(line).count()).sum()
+    world.proxy.said(line).iter().map(|text| text.matches(line).count()).sum()
 }
 
 #[test]
@@ -54,7 +54,7 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         let expected = [((201, String::new()), TOTAL), ((409, "sold_out".to_owned()), CROWD - TOTAL)];
         assert_eq!(codes, BTreeMap::from(expected));
         assert!(claims * 100 <= CROWD * 3, "{claims} of {CROWD} reached core");
-        assert_eq!(world.core.register().await.until("first-tries", TOTAL).await.len(), TOTAL);
+        assert_eq!(world.core.sql().await.until("first-tries", TOTAL).await.len(), TOTAL);
     });
 }
 

@@ -27,7 +27,7 @@ async fn future() -> MutexGuard<'static, Future> {
         // The page's visitors need tokens.
         let world = World::start(RUNTIME, "edge-future", "test", &[("DEMO", "1")]).await;
         let core = StandIn::start();
-        world.wire.lead_to(core.listen);
+        world.proxy.lead_to(core.listen);
         Mutex::new(Future { world, core })
     };
     FUTURE.get_or_init(start).await.lock().await
@@ -55,13 +55,13 @@ impl Future {
     }
 }
 
-/// A refusal whose code and members no edge of today knows, with headers that are nobody's business but core's.
+/// A refusal whose code and members no edge of today knows, with headers that are internal to core.
 fn refusal(status: u16, code: &str) -> Canned {
     let body = json!({
         "type": format!("/problems/{}", code.replace('_', "-")), "title": "Of tomorrow", "status": status,
         "detail": "as the release after this one says it", "code": code, "instance": "r-1",
         "limit": "per_user_per_week", "remaining": "three", "version": {"major": 2}, "starts_at": "next week",
-        "claim": {"status": "parked"}, "more": [1, 2, 3],
+        "claim": {"status": "escrowed"}, "more": [1, 2, 3],
     });
     Canned::problem(status, &body)
         .with("Retry-After", "7")
@@ -211,7 +211,7 @@ fn a_campaign_of_the_future_is_shown_with_all_that_core_says_of_it() {
 
 /// What "nothing is left" means in such a state only core knows.
 #[test]
-fn a_state_from_the_future_lets_nobody_be_refused_from_memory() {
+fn a_state_from_the_future_has_no_caller_refused_from_memory() {
     run(async {
         let future = future().await;
         let world = &future.world;

@@ -29,7 +29,7 @@ async fn counters(world: &World, id: &str) -> Counters {
         taken: redis.counter(id, "taken").await,
         sequence: redis.counter(id, "sequence").await,
         users: redis.query(&["HGETALL", &key(id, "users")]).await,
-        rows: world.core.register().await.until(id, 1).await,
+        rows: world.core.sql().await.until(id, 1).await,
     }
 }
 
@@ -48,7 +48,7 @@ fn assert_kept_from_core(world: &World, reply: &Reply, what: &str) {
     assert!(said.iter().all(|text| text.starts_with("GET /internal/v1/campaigns/")), "{what}: {said:?}");
 }
 
-/// Tokens nobody may come in with.
+/// Tokens that must not be accepted.
 fn bad_tokens(world: &World) -> Vec<(&'static str, String)> {
     let (hs256, good) = (json!({"alg": "HS256", "typ": "JWT"}), payload("alice"));
     let now_s = now_ms() / 1000;
@@ -99,7 +99,7 @@ fn bad_tokens(world: &World) -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn nobody_comes_in_without_a_good_token() {
+fn no_caller_comes_in_without_a_good_token() {
     run(changing_nothing("who", async |world| {
         let claim = || world.request("POST", "/v1/campaigns/who/claims").json(&json!({}));
         let look_up = || world.request("GET", "/v1/claims/who.alice.AAAAAAAAAAAAAAAAAAAAAA");
@@ -348,7 +348,7 @@ fn http_by_hand_is_refused_or_cut_and_others_are_served() {
     }));
 }
 
-/// Nobody without a good token, no forged identity, and nothing that is no HTTP: Redis says so itself.
+/// No caller without a good token, no forged identity, and nothing that is no HTTP: Redis says so itself.
 #[test]
 fn what_the_edge_refuses_never_reaches_redis() {
     run(async {
@@ -423,7 +423,7 @@ fn a_body_that_dawdles_is_not_waited_for() {
         let began = Instant::now();
         let mut raw = Raw::connect(world.edge.listen).await;
         raw.send(head(world, "POST", "Content-Length: 2\r\n\r\n{").replace("/raw/", "/slow/")).await;
-        // A head that never ends keeps nobody else waiting either.
+        // A head that never ends keeps no other caller waiting either.
         let mut dawdler = Raw::connect(world.edge.listen).await;
         dawdler.send("GET /livez HTTP/1.1\r\nHost: ").await;
         let _ = world.send(world.request("GET", "/livez")).await.expect(200);

@@ -163,9 +163,9 @@ fn users_come_in_by_eddsa() {
 
 const NEW_KEY: &str = "k2:bmV3IGtleSBmb3IgdGhlIGVkZ2UsIG5vdCBhbGwgdGhlIHNhbWU";
 
-/// Has core read its keys anew, and waits until it has.
+/// Has core read its keys again, and waits until it has.
 async fn give_keys(world: &World, keys: &str, kids: &str) {
-    let read = |world: &World| world.core.log().matches("credentials were read anew").count();
+    let read = |world: &World| world.core.log().matches("credentials were read").count();
     let before = read(world);
     fs::write(world.core.data_dir().join("edge.key"), keys).unwrap();
     signal_pid(world.core.pid(), Signal::HUP);
@@ -174,18 +174,18 @@ async fn give_keys(world: &World, keys: &str, kids: &str) {
 }
 
 #[test]
-fn the_edges_key_is_changed_under_load_and_nobody_is_refused() {
+fn the_edges_key_is_changed_under_load_and_no_claim_is_refused() {
     run(async {
         let world = World::start(RUNTIME, "edge-rotation", "test", &[]).await;
         world.core.create("rotation", json!({"total": 1_000_000})).await;
         let old_key = world.core.data_file("edge.key");
-        let core_url = format!("http://{}", world.wire.listen);
+        let core_url = format!("http://{}", world.proxy.listen);
         let user_jwt_key = world.core.data_file("user-jwt.key");
         let variables =
             [("CORE_URL", core_url.as_str()), ("EDGE_KEY", NEW_KEY), ("USER_JWT_KEY", user_jwt_key.as_str())];
         let new_edge = Edge::start(RUNTIME, "edge-rotation-new", "test", &variables).await;
         let (is_new, is_over, claims) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
-        let lane = || async {
+        let claims_on = || async {
             while !is_over.load(Ordering::SeqCst) {
                 let user = format!("u{}", claims.fetch_add(1, Ordering::SeqCst));
                 let edge = if is_new.load(Ordering::SeqCst) { &new_edge } else { &world.edge };
@@ -211,7 +211,7 @@ fn the_edges_key_is_changed_under_load_and_nobody_is_refused() {
             more(50).await;
             is_over.store(true, Ordering::SeqCst);
         };
-        tokio::join!(join_all((0..4).map(|_| lane())), rotation);
+        tokio::join!(join_all((0..4).map(|_| claims_on())), rotation);
         println!("{RUNTIME:?}: {} claims while the key was changed, none refused", claims.into_inner());
         // The old key is worth nothing any more, and that is not the user's fault.
         let _ = world.claim("rotation", "late", "k").await.refused(503, "unavailable");

@@ -25,9 +25,9 @@ struct World {
 }
 
 impl World {
-    async fn start(folder: &std::path::Path) -> Self {
+    async fn start(directory: &std::path::Path) -> Self {
         let redis = RedisServer::start().await;
-        let sql = SqlStore::open(&sqlite_url(&folder.join("claimgate.sqlite"))).await.unwrap();
+        let sql = SqlStore::open(&sqlite_url(&directory.join("claimgate.sqlite"))).await.unwrap();
         let engine = Engine::builder(sql).archive_after(Duration::MAX).build(&redis.url()).unwrap();
         Self { engine, _redis: redis }
     }
@@ -50,8 +50,8 @@ impl World {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quiet_campaign_does_not_wait_for_a_crowd_before_another() {
-    let folder = tempfile::tempdir().unwrap();
-    let world = Arc::new(World::start(folder.path()).await);
+    let directory = tempfile::tempdir().unwrap();
+    let world = Arc::new(World::start(directory.path()).await);
     let (hot, cold) = (world.campaign("hot").await, world.campaign("cold").await);
     // The first call on a campaign asks SQL how far it had come.
     world.wins(&cold, "first").await;
@@ -69,10 +69,10 @@ async fn a_quiet_campaign_does_not_wait_for_a_crowd_before_another() {
     }
     eventually(SOON, || async {
         let answered = answered.load(Ordering::SeqCst);
-        holds(answered > 0, || "nobody of the crowd is answered yet".to_owned())
+        holds(answered > 0, || "no claim of the crowd is answered yet".to_owned())
     })
     .await;
-    // Whatever else this machine is doing only makes it more: the least of a few tries is what the gate is answerable for.
+    // Other load on this machine only raises the number: the least of a few tries is what the batcher is answerable for.
     let mut least = u64::MAX;
     for round in 0..5 {
         let before = hot.high_water_mark().sequence;

@@ -1,4 +1,4 @@
-//! What core costs when nobody calls, and how soon it is there.
+//! What core costs without calls, and how soon it is ready.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn an_idle_core_is_small() {
     let core = Core::start().await;
     core.create("demo", serde_json::json!({"total": 10})).await;
     core.claim("demo", "alice", "k").await.expect(201);
-    core.register().await.until("demo", 1).await;
+    core.sql().await.until("demo", 1).await;
     let resident = core.resident_kib();
     println!("resident memory of an idle core: {resident} KiB");
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB");
@@ -37,7 +37,7 @@ async fn core_is_ready_within_a_second() {
         .await;
         times.push(started.elapsed());
     }
-    println!("ready with an empty data folder after {times:?}");
+    println!("ready with an empty data directory after {times:?}");
     let best = times.iter().min().unwrap();
     assert!(*best < READY_MAX, "the best of three took {best:?}");
 }

@@ -90,8 +90,8 @@ impl Crate {
     }
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let nested = entries.map(|path| if path.is_dir() { files(&path) } else { vec![path] });
     nested.flatten().filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
 }

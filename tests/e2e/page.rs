@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
 use support::core_process::API_TOKEN;
-use support::edge::{Wire, World, root};
+use support::edge::{LossyProxy, World, root};
 use support::times::{from_now, ms, now_ms};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -129,7 +129,7 @@ async fn kept_key(page: &Browser, campaign: &str) -> String {
 
 /// That the one claim of the campaign is the one the page shows.
 async fn is_the_one_claim(world: &World, page: &Browser, campaign: &str) {
-    let rows = world.core.register().await.until(campaign, 1).await;
+    let rows = world.core.sql().await.until(campaign, 1).await;
     assert_eq!((rows.len(), text(page, "claim-id").await), (1, rows[0].id.clone()));
 }
 
@@ -167,7 +167,7 @@ fn it_opens_by_itself_and_the_claim_stays_the_same() {
 
         page.press("#claim").await;
         page.until(PHASE, "won").await;
-        let row = world.core.register().await.until("page-opens", 1).await.remove(0);
+        let row = world.core.sql().await.until("page-opens", 1).await.remove(0);
         assert_eq!(
             (text(&page, "sequence").await, text(&page, "claim-id").await),
             ("1".to_owned(), row.id.clone())
@@ -182,7 +182,7 @@ fn it_opens_by_itself_and_the_claim_stays_the_same() {
         page.reload().await;
         page.until(PHASE, "won").await;
         assert_eq!(text(&page, "claim-id").await, row.id);
-        assert_eq!(world.core.register().await.claims("page-opens").await.len(), 1);
+        assert_eq!(world.core.sql().await.claims("page-opens").await.len(), 1);
         page.close().await;
     });
 }
@@ -194,15 +194,15 @@ fn a_claim_whose_answer_was_lost_is_asked_for_until_it_is_known() {
         world.core.create("page-lost", limits()).await;
         let page = visit(&world, "page-lost", "").await;
         page.until(BUTTON, false).await;
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         page.press("#claim").await;
         page.until(PHASE, "retrying").await;
         page.picture("5-asking-again").await;
         world.core.kill();
         world.restart_core().await;
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         page.until(PHASE, "won").await;
-        let rows = world.core.register().await.until("page-lost", 1).await;
+        let rows = world.core.sql().await.until("page-lost", 1).await;
         assert_eq!((rows.len(), text(&page, "claim-id").await), (1, rows[0].id.clone()));
         page.close().await;
     });
@@ -215,13 +215,13 @@ fn a_reload_while_the_outcome_is_unknown_is_the_same_claim() {
         world.core.create("page-reload", limits()).await;
         let page = visit(&world, "page-reload", "").await;
         page.until(BUTTON, false).await;
-        world.wire.lose_all_answers(true);
+        world.proxy.lose_all_answers(true);
         page.press("#claim").await;
         page.until(PHASE, "retrying").await;
         page.reload().await;
-        world.wire.lose_all_answers(false);
+        world.proxy.lose_all_answers(false);
         page.until(PHASE, "won").await;
-        let rows = world.core.register().await.until("page-reload", 1).await;
+        let rows = world.core.sql().await.until("page-reload", 1).await;
         assert_eq!((rows.len(), text(&page, "claim-id").await), (1, rows[0].id.clone()));
         page.close().await;
     });
@@ -232,7 +232,7 @@ fn a_request_that_the_browser_itself_sent_twice_is_no_first_try() {
     in_browser("a_request_that_the_browser_itself_sent_twice_is_no_first_try", async {
         let world = page_world().await;
         world.core.create("page-twice", json!({"total": 1})).await;
-        let front = Wire::to(world.edge.listen);
+        let front = LossyProxy::to(world.edge.listen);
         front.hold_before_losing(Duration::from_millis(500));
         let page = Browser::open("page-twice", PHONE).await;
         page.goto(&format!("http://{}/?campaign=page-twice", front.listen)).await;
@@ -260,10 +260,7 @@ fn a_request_that_the_browser_itself_sent_twice_is_no_first_try() {
             (3, 2),
             "the copy carries the mark, the page's own retry does not"
         );
-        assert_eq!(
-            world.core.register().await.until("page-twice", 1).await[0].id,
-            text(&page, "claim-id").await
-        );
+        assert_eq!(world.core.sql().await.until("page-twice", 1).await[0].id, text(&page, "claim-id").await);
         page.close().await;
     });
 }
@@ -309,7 +306,7 @@ fn a_refusal_after_the_press_is_in_words_too() {
         ] {
             let page = visit(&world, campaign, "").await;
             page.until(BUTTON, false).await;
-            let taker = if campaign == "page-daily" { user(&page).await } else { "somebody-else".to_owned() };
+            let taker = if campaign == "page-daily" { user(&page).await } else { "another-user".to_owned() };
             let _ = world.core.claim(campaign, &taker, "elsewhere").await.expect(201);
             page.press("#claim").await;
             page.until("document.getElementById('result').dataset.code", code).await;
@@ -320,7 +317,7 @@ fn a_refusal_after_the_press_is_in_words_too() {
             page.picture(&format!("7-{campaign}-zh")).await;
             page.reload().await;
             page.until(BUTTON, campaign != "page-daily").await;
-            assert_eq!(world.core.register().await.until(campaign, 1).await.len(), 1);
+            assert_eq!(world.core.sql().await.until(campaign, 1).await.len(), 1);
             page.close().await;
         }
     });
@@ -464,11 +461,11 @@ fn a_network_lost_in_the_middle_is_waited_for() {
         world.core.create("page-offline", limits()).await;
         let page = visit(&world, "page-offline", "").await;
         page.until(BUTTON, false).await;
-        world.wire.delay_answers(Duration::from_secs(2));
+        world.proxy.delay_answers(Duration::from_secs(2));
         page.press("#claim").await;
-        let _ = world.core.register().await.until("page-offline", 1).await;
+        let _ = world.core.sql().await.until("page-offline", 1).await;
         page.network(true, 0).await;
-        world.wire.delay_answers(Duration::ZERO);
+        world.proxy.delay_answers(Duration::ZERO);
         page.until(PHASE, "retrying").await;
         assert_eq!(text(&page, "message").await, "Not sure yet, asking again");
         let turning = "document.getAnimations().length";
@@ -483,7 +480,7 @@ fn a_network_lost_in_the_middle_is_waited_for() {
         assert_eq!(page.eval("document.getElementById('again').disabled").await, false);
         page.picture("9-offline").await;
         assert_eq!(kept_key(&page, "page-offline").await, key);
-        // Nobody presses anything.
+        // Nothing is pressed.
         page.network(false, 0).await;
         page.until(CODE, "replayed").await;
         assert_eq!(kept_key(&page, "page-offline").await, key);
@@ -507,7 +504,7 @@ fn a_reload_without_a_network_is_the_same_claim_too() {
         let before = page.eval(key).await;
         page.devtools("Page.reload", json!({})).await;
         page.until("document.getElementById('claim') === null", true).await; // the browser's own page of errors
-        assert_eq!(world.core.register().await.claims("page-gone").await.len(), 0);
+        assert_eq!(world.core.sql().await.claims("page-gone").await.len(), 0);
         page.network(false, 0).await;
         page.goto(&world.edge.url("/?campaign=page-gone")).await;
         page.until(PHASE, "won").await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::core_process::{API_TOKEN, DECISION};
 use support::inspect::key;
 use support::process::{Signal, signal_pid};
@@ -148,9 +148,9 @@ async fn who_calls() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
     let body = support::claim_body("demo", "a", "k", 1);
-    let nobody = core.client().call(Method::POST, &core.url("/internal/v1/claims"), "", &body).await;
-    problem(&nobody, "unauthenticated");
-    assert_eq!(nobody.header("www-authenticate"), "Bearer");
+    let anonymous = core.client().call(Method::POST, &core.url("/internal/v1/claims"), "", &body).await;
+    problem(&anonymous, "unauthenticated");
+    assert_eq!(anonymous.header("www-authenticate"), "Bearer");
     let url = core.admin_url("/admin/v1/campaigns");
     problem(&core.client().call(Method::GET, &url, API_TOKEN, &Value::Null).await, "forbidden");
     let mut signed = Signed::claim(&core, "demo", "alice", "k");
@@ -224,11 +224,11 @@ async fn counters_that_are_gone_are_not_sold_out() {
         let core = Core::start().await;
         core.create("demo", json!({"total": 1})).await;
         let won = core.claim("demo", "a", "k").await.expect(201).json();
-        core.register().await.until("demo", 1).await;
+        core.sql().await.until("demo", 1).await;
         let redis = core.redis().await;
         assert_eq!(redis.query::<u64>(&["DEL", &key("demo", what)]).await, 1, "{what}");
         problem(&core.claim("demo", "b", "k").await, "campaign_not_ready");
-        // However long the rebuild takes: until it is done nobody is told "sold out", and nobody wins anew.
+        // However long the rebuild takes: until it is done no caller is told "sold out", and no user wins again.
         let again = eventually(SOON, || async {
             let again = core.claim("demo", "a", "k").await;
             if again.status == 503 {
@@ -265,12 +265,12 @@ async fn more_at_once_than_core_takes() {
 }
 
 #[tokio::test]
-async fn a_full_outbox_puts_claims_off_and_answers_replays() {
+async fn a_full_outbox_refuses_claims_and_answers_replays() {
     let core = CoreOptions::default().with("CLAIMGATE_OUTBOX_MAX", "1").start().await;
     core.create("demo", json!({})).await;
     core.claim("demo", "a", "first").await.expect(201);
     let redis = core.redis().await;
-    // As if the drain had fallen behind.
+    // As if the relay had fallen behind.
     let _: i64 = redis.query(&["HINCRBY", &key("demo", "campaign"), "backlog", "5"]).await;
     problem(&core.claim("demo", "a", "k").await, "overloaded");
     core.claim("demo", "a", "first").await.expect(200);
@@ -303,7 +303,7 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
     })
     .await;
     assert_eq!(won.json()["claim"]["sequence"], 2, "one claim, by whichever try");
-    assert_eq!(core.register().await.until("demo", 2).await.len(), 2);
+    assert_eq!(core.sql().await.until("demo", 2).await.len(), 2);
     core.ready().await;
     assert!(waited > Duration::from_millis(100), "Redis was stopped, yet core answered after {waited:?}");
 }

@@ -113,7 +113,7 @@ fn plain_workerd_does_not_start_with_a_limit_that_is_none() {
     assert!(said(&started).contains("RATE_PER_USER_LIMIT must be"), "{}", said(&started));
 }
 
-/// Nobody stands in front that would set a header, so a header tells nothing.
+/// No proxy stands in front that would set a header, so a header tells nothing.
 #[test]
 fn plain_workerd_counts_the_peer_unless_told_otherwise() {
     EXECUTOR.block_on(async {

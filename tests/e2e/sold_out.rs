@@ -1,4 +1,5 @@
-//! Sold out, and known by heart: a crowd that comes too late costs Redis nothing, and nobody is told anything else for it.
+//! Sold out, and cached: a crowd that comes too late costs Redis nothing, and no caller gets a different
+//! answer for it.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -28,12 +29,12 @@ impl Pair {
         let postgres = match Postgres::start().await {
             Ok(postgres) => postgres,
             Err(why) => {
-                eprintln!("SKIPPED sold out, known by heart by two cores: {why}");
+                eprintln!("SKIPPED sold out, cached by two cores: {why}");
                 assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
                 return None;
             }
         };
-        let url = postgres.database("register").await;
+        let url = postgres.database("claimgate").await;
         let redis = RedisServer::start().await;
         let start = || {
             let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
@@ -136,8 +137,8 @@ async fn a_hold_that_expires_is_there_for_the_taking() {
     assert_eq!(first.json()["claim"]["status"], "expired");
 }
 
-/// What a core knows by heart is a moment old: who has won at another core meanwhile, and asks again here, is not to hear
-/// it. Only a first try can be nobody's retry.
+/// What a core has cached is a moment old: a caller who has won at another core meanwhile, and asks again here, must not be
+/// told it. Only a first try is certainly no retry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_may_be_a_winner_of_another_core_is_not_refused_from_memory() {
     let Some(pair) = Pair::start().await else { return };
@@ -176,7 +177,7 @@ async fn only_a_mark_that_its_caller_vouches_for_is_answered_from_memory() {
         let request = marks.iter().fold(request, |request, mark| request.header("Claimgate-Attempt", *mark));
         async { core.client().send(request).await.unwrap() }
     };
-    // Whether core has answered from memory, while it knew by heart that nothing is left.
+    // Whether core has answered from memory, while it had cached that nothing is left.
     let is_from_memory = async |asking: Pin<Box<dyn Future<Output = Reply> + '_>>| {
         until_known_from_memory(&core, "marks", "crowd").await;
         let before = from_memory(&core).await;

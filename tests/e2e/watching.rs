@@ -17,12 +17,12 @@ async fn metrics_tell_results_and_never_users() {
     core.claim("demo", "metric-user", "metric-key").await.expect(201);
     core.claim("demo", "metric-user", "metric-key").await.expect(200);
     core.claim("demo", "metric-other", "metric-key").await.refused(409, "sold_out");
-    core.register().await.until("demo", 1).await;
+    core.sql().await.until("demo", 1).await;
     let text = eventually(SOON, || async {
         let text = core.admin_get("/metrics").await.expect(200).text();
-        let drained =
+        let relayed =
             text.contains("claimgate_relayed_events_total 1") && text.contains("claimgate_outbox_events{");
-        holds(drained, || text.clone()).map(|()| text)
+        holds(relayed, || text.clone()).map(|()| text)
     })
     .await;
     for wanted in [

@@ -5,8 +5,8 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::core_client::campaign;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::sql::Sql;
@@ -14,8 +14,8 @@ use support::storm::{Seen, Wish, wishes};
 use support::{Core, CoreOptions, RedisServer, SOON, eventually};
 use tempfile::TempDir;
 
-use crate::flow::settle;
-use crate::stage::Stage;
+use crate::fixture::Fixture;
+use crate::flow::transition;
 use crate::tally::Row;
 
 /// Where the commands are documented.
@@ -32,15 +32,15 @@ const EMPTY_REDIS: &str = "redis-cli -u \"$CLAIMGATE_REDIS_URL\" --scan --patter
 
 const LIMITS: Limits = Limits { total: Some(300), per_user: Some(2), per_user_per_day: None };
 
-/// A shell beside a data folder.
+/// A shell beside a data directory.
 struct Shell {
-    folder: PathBuf,
+    directory: PathBuf,
     environment: Vec<(&'static str, String)>,
 }
 
 impl Shell {
     fn beside(data: &Path) -> Self {
-        Self { folder: data.parent().expect("a folder").to_owned(), environment: vec![] }
+        Self { directory: data.parent().expect("a directory").to_owned(), environment: vec![] }
     }
 
     fn with(mut self, variable: &'static str, value: impl Into<String>) -> Self {
@@ -64,19 +64,19 @@ impl Shell {
         done.unwrap_or_else(|error| panic!("{written}: {error}"));
     }
 
-    /// A folder to restore into, as far away as another machine: all that is there is `backup` and the secrets.
+    /// A directory to restore into, as far away as another machine: all that is there is `backup` and the secrets.
     async fn carry(&self, backup: &str) -> TempDir {
-        let folder = tempfile::Builder::new().prefix("cgb-").tempdir().expect("a temporary folder");
-        std::fs::create_dir(folder.path().join("data")).expect("a data folder");
-        self.run(SECRETS, &format!("{}/data", folder.path().display())).await;
-        std::fs::copy(self.folder.join(backup), folder.path().join(backup)).expect("the backup");
-        folder
+        let directory = tempfile::Builder::new().prefix("cgb-").tempdir().expect("a temporary directory");
+        std::fs::create_dir(directory.path().join("data")).expect("a data directory");
+        self.run(SECRETS, &format!("{}/data", directory.path().display())).await;
+        std::fs::copy(self.directory.join(backup), directory.path().join(backup)).expect("the backup");
+        directory
     }
 
     async fn try_run(&self, script: &str) -> Result<(), String> {
         let mut shell = command(Path::new("sh"));
         shell.args(["-ec", script]).envs(self.environment.iter().map(|(name, value)| (name, value)));
-        shell.current_dir(&self.folder).stdin(Stdio::null());
+        shell.current_dir(&self.directory).stdin(Stdio::null());
         let done = tokio::task::spawn_blocking(move || shell.output()).await.unwrap().unwrap();
         if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned()) }
     }
@@ -94,23 +94,23 @@ struct Before {
 
 impl Before {
     /// Claims of every kind; then `backup`, while claims go on; then one more.
-    async fn then(stage: &Stage, backup: impl Future<Output = ()>) -> Self {
+    async fn then(fixture: &Fixture, backup: impl Future<Output = ()>) -> Self {
         let mut body = campaign("demo", LIMITS.json());
         body["hold_seconds"] = json!(3600);
-        stage.core.create_with(body).await;
+        fixture.core.create_with(body).await;
         let checker = Checker::new("demo", LIMITS);
-        checker.win(&stage.core, 0..20).await;
+        checker.win(&fixture.core, 0..20).await;
         for user in ["u0", "u1", "u2"] {
-            checker.claim(&stage.core, user, "k2").await;
+            checker.claim(&fixture.core, user, "k2").await;
         }
         let told = checker.seen().into_iter().collect();
-        let mut before = Self { checker, told, younger: String::new(), admin: stage.core.admin_token() };
-        settle(&stage.core, before.id_of("u0"), "confirm").await.expect(200);
-        settle(&stage.core, before.id_of("u1"), "return").await.expect(200);
+        let mut before = Self { checker, told, younger: String::new(), admin: fixture.core.admin_token() };
+        transition(&fixture.core, before.id_of("u0"), "confirm").await.expect(200);
+        transition(&fixture.core, before.id_of("u1"), "return").await.expect(200);
         before.checker.ended(before.id_of("u1"));
-        stage.drained("demo").await;
-        before.meanwhile(&stage.core, backup).await;
-        let younger = before.checker.claim(&stage.core, "younger", "k").await;
+        fixture.relayed("demo").await;
+        before.meanwhile(&fixture.core, backup).await;
+        let younger = before.checker.claim(&fixture.core, "younger", "k").await;
         let Seen::Claimed { id, .. } = younger else { panic!("{younger:?}") };
         before.younger = id;
         before
@@ -142,8 +142,8 @@ impl Before {
     }
 
     /// All that the backup has is there and counts; what is younger is gone, and nothing is given twice.
-    async fn judge(self, row: Row, stage: Stage) {
-        let (core, checker) = (&stage.core, &self.checker);
+    async fn judge(self, row: Row, fixture: Fixture) {
+        let (core, checker) = (&fixture.core, &self.checker);
         assert_eq!(core.admin_token(), self.admin);
         self.replays_meet_their_claims(core).await;
         core.look_up(&self.younger).await.refused(404, "claim_not_found");
@@ -155,15 +155,15 @@ impl Before {
         assert!(matches!(room, Seen::Claimed { replayed: false, .. }), "u1 had given one back: {room:?}");
         assert_eq!(checker.claim(core, "u1", "k4").await, at_limit);
         // Confirmed before, held until now, returned before.
-        settle(core, self.id_of("u0"), "confirm").await.expect(200);
-        settle(core, self.id_of("u3"), "confirm").await.expect(200);
-        settle(core, self.id_of("u1"), "confirm").await.refused(409, "claim_returned");
+        transition(core, self.id_of("u0"), "confirm").await.expect(200);
+        transition(core, self.id_of("u3"), "confirm").await.expect(200);
+        transition(core, self.id_of("u1"), "confirm").await.refused(409, "claim_returned");
         checker.storm(core.client(), || core.url("/internal/v1/claims"), &wishes(400, 1), 64).await;
-        stage.drained("demo").await;
-        let rows = stage.sql.claims("demo").await;
+        fixture.relayed("demo").await;
+        let rows = fixture.sql.claims("demo").await;
         let standing: u64 = rows.iter().filter(|row| row.stands()).map(|row| row.quantity).sum();
         assert_eq!(Some(standing), LIMITS.total, "exactly what there is");
-        stage.judge(row, checker, Expect { promise: Promise::Persisted, differences: &[] }).await;
+        fixture.judge(row, checker, Expect { promise: Promise::Persisted, differences: &[] }).await;
     }
 
     async fn replays_meet_their_claims(&self, core: &Core) {
@@ -189,23 +189,23 @@ impl Before {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite() {
-    let row = Row::begin("backup: SQLite, embedded Redis");
-    let mut stage = Stage::embedded().await;
-    let there = Shell::beside(&stage.core.data_dir());
+    let row = Row::begin("backup: SQLite, managed Redis");
+    let mut fixture = Fixture::managed().await;
+    let there = Shell::beside(&fixture.core.data_dir());
     if let Err(why) = there.has(&["sqlite3"]).await {
         return row.skip(&why);
     }
-    let before = Before::then(&stage, there.run(FROM_SQLITE, "")).await;
-    let folder = there.carry("backup.sqlite").await;
+    let before = Before::then(&fixture, there.run(FROM_SQLITE, "")).await;
+    let directory = there.carry("backup.sqlite").await;
     row.kill();
-    stage.core.kill();
-    let here = Shell::beside(&folder.path().join("data"));
+    fixture.core.kill();
+    let here = Shell::beside(&directory.path().join("data"));
     for written in TO_SQLITE {
         here.run(written, "").await;
     }
-    stage.core = CoreOptions::default().start_in(folder).await;
-    stage.sql = Sql::in_folder(&stage.core.data_dir());
-    before.judge(row, stage).await;
+    fixture.core = CoreOptions::default().start_in(directory).await;
+    fixture.sql = Sql::in_directory(&fixture.core.data_dir());
+    before.judge(row, fixture).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -219,7 +219,7 @@ async fn postgres() {
     let port = address.port().to_string();
     let server = RedisServer::start_with(&[("bind", &address.ip().to_string()), ("port", &port)], &[]).await;
     let redis = format!("redis://{address}");
-    let urls = [postgres.database("register").await, postgres.database("restored").await];
+    let urls = [postgres.database("claimgate").await, postgres.database("restored").await];
     let [options, restored] = urls.each_ref().map(|url| {
         CoreOptions::default().with("CLAIMGATE_REDIS_URL", &redis).with("CLAIMGATE_DATABASE_URL", url)
     });
@@ -228,21 +228,21 @@ async fn postgres() {
         let shell = Shell::beside(data).with("PATH", &programs).with("CLAIMGATE_REDIS_URL", &redis);
         shell.with("CLAIMGATE_DATABASE_URL", url)
     };
-    let mut stage = Stage::embedded_with(options).await;
-    (stage.server, stage.postgres, stage.sql) = (Some(server), Some(postgres), Sql::open(&urls[0]));
-    let there = shell(&stage.core.data_dir(), &urls[0]);
+    let mut fixture = Fixture::managed_with(options).await;
+    (fixture.server, fixture.postgres, fixture.sql) = (Some(server), Some(postgres), Sql::open(&urls[0]));
+    let there = shell(&fixture.core.data_dir(), &urls[0]);
     if let Err(why) = there.has(&["pg_dump", "pg_restore", "redis-cli"]).await {
         return row.skip(&why);
     }
-    let before = Before::then(&stage, there.run(FROM_POSTGRES, "")).await;
-    let folder = there.carry("backup.dump").await;
+    let before = Before::then(&fixture, there.run(FROM_POSTGRES, "")).await;
+    let directory = there.carry("backup.dump").await;
     row.kill();
-    stage.core.kill();
-    let here = shell(&folder.path().join("data"), &urls[1]);
+    fixture.core.kill();
+    let here = shell(&directory.path().join("data"), &urls[1]);
     here.run(EMPTY_REDIS, "").await;
-    assert_eq!(stage.redis().await.query::<u64>(&["DBSIZE"]).await, 0, "keys are left");
+    assert_eq!(fixture.redis().await.query::<u64>(&["DBSIZE"]).await, 0, "keys are left");
     here.run(TO_POSTGRES, "").await;
-    stage.core = restored.start_in(folder).await;
-    stage.sql = Sql::open(&urls[1]);
-    before.judge(row, stage).await;
+    fixture.core = restored.start_in(directory).await;
+    fixture.sql = Sql::open(&urls[1]);
+    before.judge(row, fixture).await;
 }

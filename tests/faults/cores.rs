@@ -9,33 +9,33 @@ use support::storm::{Seen, wishes};
 use support::wait::holds;
 use support::{Core, RedisView, SOON, eventually, heavy};
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// All of `wishes` over both cores, each by turns.
-async fn over_both(checker: &Checker, stage: &Stage, users: usize, keys: usize, at_once: usize) {
-    let urls = [&stage.core, stage.other()].map(|core| core.url("/internal/v1/claims"));
+async fn over_both(checker: &Checker, fixture: &Fixture, users: usize, keys: usize, at_once: usize) {
+    let urls = [&fixture.core, fixture.other()].map(|core| core.url("/internal/v1/claims"));
     let turn = std::sync::atomic::AtomicUsize::new(0);
     let url = || urls[turn.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 2].clone();
-    checker.storm(stage.core.client(), url, &wishes(users, keys), at_once).await;
+    checker.storm(fixture.core.client(), url, &wishes(users, keys), at_once).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_at_once_over_two_cores() {
     let row = Row::begin("2,000 at once over two cores");
     let _turn = heavy().await;
-    let stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
     let limits = Limits { total: Some(100), per_user: Some(3), per_user_per_day: Some(1) };
-    let checker = Checker::create(&stage.core, "demo", limits).await;
-    over_both(&checker, &stage, 1000, 2, 2000).await;
+    let checker = Checker::create(&fixture.core, "demo", limits).await;
+    over_both(&checker, &fixture, 1000, 2, 2000).await;
     let seen = checker.seen();
     let won = seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
     let unknown = seen.values().filter(|seen| **seen == Seen::Unknown).count();
     assert_eq!((won, unknown), (100, 0), "exactly what there is");
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// Which core has how many entries in hand.
@@ -48,84 +48,84 @@ pub async fn in_hand(redis: &RedisView) -> Vec<(String, u64)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_cores_killed() {
     let row = Row::begin("two cores, one campaign: one killed with entries in hand");
-    let mut stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    let redis = stage.redis().await;
-    checker.win(stage.other(), 0..10).await;
-    stage.drained("demo").await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let redis = fixture.redis().await;
+    checker.win(fixture.other(), 0..10).await;
+    fixture.relayed("demo").await;
     // Both read from the outbox, and wait for SQL.
-    let held = stage.sql.hold().await;
-    let dead = stage.core.data_file("core.id");
+    let held = fixture.sql.hold().await;
+    let dead = fixture.core.data_file("core.id");
     let mut user = 10;
     while !in_hand(&redis).await.iter().any(|(name, count)| *name == dead && *count > 0) {
-        checker.win(stage.other(), user..user + 1).await;
+        checker.win(fixture.other(), user..user + 1).await;
         user += 1;
         assert!(user < 2000, "the first core reads nothing: {:?}", in_hand(&redis).await);
     }
     row.kill();
-    stage.core.kill();
+    fixture.core.kill();
     held.release().await;
-    checker.win(stage.other(), user..user + 50).await;
-    // Nobody starts the first one again: the second takes over what it had read.
+    checker.win(fixture.other(), user..user + 50).await;
+    // The first core is not started again: the second takes over what it had read.
     eventually(SOON, || async {
         let (left, entries) = (in_hand(&redis).await, redis.outbox_entries("demo").await);
         holds(entries == 1, || format!("{entries} entries, in hand {left:?}"))
     })
     .await;
-    stage.core = stage.others.remove(0);
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.core = fixture.others.remove(0);
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// A core that is only slow has its work taken over, and finishes it all the same: both commit it, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_cores_frozen() {
     let row = Row::begin("two cores, one campaign: one frozen, then alive again");
-    let mut stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    let redis = stage.redis().await;
-    let held = stage.sql.hold().await;
-    let frozen = stage.core.data_file("core.id");
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    let redis = fixture.redis().await;
+    let held = fixture.sql.hold().await;
+    let frozen = fixture.core.data_file("core.id");
     let mut user = 20;
     while !in_hand(&redis).await.iter().any(|(name, count)| *name == frozen && *count > 0) {
-        checker.win(stage.other(), user..user + 1).await;
+        checker.win(fixture.other(), user..user + 1).await;
         user += 1;
         assert!(user < 2000, "the first core reads nothing");
     }
     row.fault();
-    stage.core.process().signal(Signal::STOP);
+    fixture.core.process().signal(Signal::STOP);
     held.release().await;
-    checker.win(stage.other(), user..user + 50).await;
-    // It may have stopped in the middle of a transaction: nobody waits for it for ever.
+    checker.win(fixture.other(), user..user + 50).await;
+    // It may have stopped in the middle of a transaction: the other core does not wait for it for ever.
     eventually(SOON, || async {
         let (left, entries) = (in_hand(&redis).await, redis.outbox_entries("demo").await);
         holds(entries == 1, || format!("{entries} entries, in hand {left:?}"))
     })
     .await;
-    stage.core.process().signal(Signal::CONT);
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.core.process().signal(Signal::CONT);
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// No grant is made by old rules on either core, whoever changed them.
+/// No grant is made by old rules on either core, whichever core changed them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_counts_from_the_next_decision_on_every_core() {
     let row = Row::begin("rules changed on one core count on the other");
-    let stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for (at, (changes, decides)) in
-        [(&stage.core, stage.other()), (stage.other(), &stage.core)].into_iter().enumerate()
+        [(&fixture.core, fixture.other()), (fixture.other(), &fixture.core)].into_iter().enumerate()
     {
         row.fault();
-        settled(changes, "demo").await;
+        has_newest_version(changes, "demo").await;
         changes.switch("demo", "pause").await.expect(200);
         for user in 0..10 {
             let seen = checker.claim(decides, &format!("paused-{at}-{user}"), "k").await;
@@ -139,11 +139,11 @@ async fn a_change_counts_from_the_next_decision_on_every_core() {
         assert!(matches!(&seen, Seen::Denied { code, remaining: Some(0) } if code == "sold_out"), "{seen:?}");
         changes.patch("demo", json!({"limits": {"total": ROOMY.total}})).await.expect(200);
     }
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// Waits until the core has heard of changes made on another one, so that its own are made against the newest version.
-async fn settled(core: &Core, campaign: &str) {
+async fn has_newest_version(core: &Core, campaign: &str) {
     let path = format!("/admin/v1/campaigns/{campaign}");
     let internal = format!("/internal/v1/campaigns/{campaign}");
     eventually(SOON, || async {

@@ -7,15 +7,15 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use reqwest::Method;
-use support::ask::campaign;
-use support::numbers::Numbers;
+use support::core_client::campaign;
+use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
-use support::proxy::Proxy;
+use support::rng::Rng;
 use support::sql::Sql;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, SOON, eventually, heavy};
 
-use crate::stage::socket;
+use crate::fixture::socket;
 use crate::tally::Row;
 
 const TO_REDIS_MAX: Duration = Duration::from_millis(60);
@@ -35,18 +35,18 @@ async fn campaigns_created_under_a_crowd_over_two_slow_cores_are_exact() {
         Ok(postgres) => postgres,
         Err(why) => return row.skip(&why),
     };
-    let numbers = Numbers::seeded("delayed");
+    let rng = Rng::seeded("delayed");
     let server = RedisServer::start().await;
     let (to_redis, to_postgres) =
-        (Proxy::start(socket(&server)).await, Proxy::start(postgres.socket()).await);
-    let url = postgres.database("register").await;
-    let slow = Postgres::url_at(to_postgres.address(), "register");
+        (FaultProxy::start(socket(&server)).await, FaultProxy::start(postgres.socket()).await);
+    let url = postgres.database("claimgate").await;
+    let slow = Postgres::url_at(to_postgres.address(), "claimgate");
     let start = |redis: String, sql: &str| {
         CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis).with("CLAIMGATE_DATABASE_URL", sql).start()
     };
     let cores = Arc::new([start(to_redis.url(), &url).await, start(server.url(), &slow).await]);
-    to_redis.slow(TO_REDIS_MAX, numbers.clone());
-    to_postgres.slow(TO_POSTGRES_MAX, numbers);
+    to_redis.slow(TO_REDIS_MAX, rng.clone());
+    to_postgres.slow(TO_POSTGRES_MAX, rng);
     let sql = Sql::open(&url);
     let campaigns = std::env::var("CAMPAIGNS").ok().and_then(|text| text.parse().ok()).unwrap_or(CAMPAIGNS);
     for campaign in 0..campaigns {

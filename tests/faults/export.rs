@@ -6,7 +6,7 @@ use serde_json::json;
 use support::sql::Claims;
 use support::{binary, heavy};
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::Row;
 
 /// Claims without `CLAIMS`; a core built for debugging gets a tenth.
@@ -16,30 +16,30 @@ const FEW: u64 = 20_000;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_sqlite() {
     let _turn = heavy().await;
-    export(Row::begin("a large campaign exported as CSV: SQLite"), Stage::embedded().await).await;
+    export(Row::begin("a large campaign exported as CSV: SQLite"), Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_postgres() {
     let row = Row::begin("a large campaign exported as CSV: PostgreSQL");
     let _turn = heavy().await;
-    match Stage::on_postgres(true).await {
-        Ok(stage) => export(row, stage).await,
+    match Fixture::on_postgres(true).await {
+        Ok(fixture) => export(row, fixture).await,
         Err(why) => row.skip(&why),
     }
 }
 
-async fn export(row: Row, stage: Stage) {
+async fn export(row: Row, fixture: Fixture) {
     let given = std::env::var("CLAIMS").ok().and_then(|count| count.parse().ok());
     let debug = binary::claimgate().components().any(|part| part.as_os_str() == "debug");
     let many = given.unwrap_or(if debug { MANY / 10 } else { MANY });
-    stage.core.create("small", json!({})).await;
-    stage.core.create("large", json!({})).await;
-    stage.sql.run(Claims { campaign: "small", count: FEW }.insert()).await;
-    let alone = csv(&stage, "small", FEW).await;
-    stage.sql.run(Claims { campaign: "large", count: many }.insert()).await;
-    let large = csv(&stage, "large", many).await;
-    let beside = csv(&stage, "small", FEW).await;
+    fixture.core.create("small", json!({})).await;
+    fixture.core.create("large", json!({})).await;
+    fixture.sql.run(Claims { campaign: "small", count: FEW }.insert()).await;
+    let alone = csv(&fixture, "small", FEW).await;
+    fixture.sql.run(Claims { campaign: "large", count: many }.insert()).await;
+    let large = csv(&fixture, "large", many).await;
+    let beside = csv(&fixture, "small", FEW).await;
     row.passed(
         3,
         &format!(
@@ -49,13 +49,14 @@ async fn export(row: Row, stage: Stage) {
 }
 
 /// Exports `count` claims, each one line, in the order of their sequence.
-async fn csv(stage: &Stage, campaign: &str, count: u64) -> Duration {
-    let url = stage.core.admin_url(&format!("/admin/v1/campaigns/{campaign}/claims"));
-    let request = stage.core.client().request(reqwest::Method::GET, &url);
-    let request = request.bearer_auth(stage.core.admin_token()).header("Accept", "text/csv");
+async fn csv(fixture: &Fixture, campaign: &str, count: u64) -> Duration {
+    let url = fixture.core.admin_url(&format!("/admin/v1/campaigns/{campaign}/claims"));
+    let request = fixture.core.client().request(reqwest::Method::GET, &url);
+    let request = request.bearer_auth(fixture.core.admin_token()).header("Accept", "text/csv");
     let started = Instant::now();
     // A million claims take longer in a debug build than the client waits by default.
-    let reply = stage.core.client().send(request.timeout(Duration::from_secs(300))).await.expect("an export");
+    let reply =
+        fixture.core.client().send(request.timeout(Duration::from_secs(300))).await.expect("an export");
     let took = started.elapsed();
     let text = reply.expect(200).text();
     let mut lines = text.lines();

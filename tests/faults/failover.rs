@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
-use support::numbers::Numbers;
+use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
 use support::process::Signal;
-use support::proxy::Proxy;
+use support::rng::Rng;
 use support::sql::Sql;
 use support::storm::{Seen, Wish};
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, heavy};
 
 use crate::cores;
-use crate::stage::{Stage, socket};
+use crate::fixture::{Fixture, socket};
 use crate::tally::{Row, say};
 
 const FAILOVERS: usize = 3;
@@ -29,9 +29,9 @@ const LIMITS: Limits = Limits { total: Some(9000), per_user: Some(36), per_user_
 
 /// A primary and its replica, behind a proxy that leads to whichever is the primary.
 struct Pair {
-    proxy: Proxy,
+    proxy: FaultProxy,
     /// By which the replica follows the primary.
-    link: Proxy,
+    link: FaultProxy,
     primary: RedisServer,
     replica: RedisServer,
 }
@@ -42,7 +42,8 @@ impl Pair {
         let settings = [("repl-diskless-sync-delay", "0")];
         let primary = RedisServer::start_with(&settings, &[]).await;
         let replica = RedisServer::start_with(&settings, &[]).await;
-        let (proxy, link) = (Proxy::start(socket(&primary)).await, Proxy::start(socket(&primary)).await);
+        let (proxy, link) =
+            (FaultProxy::start(socket(&primary)).await, FaultProxy::start(socket(&primary)).await);
         let pair = Self { proxy, link, primary, replica };
         pair.follow().await;
         pair
@@ -88,12 +89,12 @@ async fn failover_under_load() {
     let _turn = heavy().await;
     let mut pair = Pair::start().await;
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", pair.proxy.url()).start().await;
-    let sql = Sql::in_folder(&core.data_dir());
+    let sql = Sql::in_directory(&core.data_dir());
     let checker = Checker::create(&core, "demo", LIMITS).await;
-    let mut numbers = Numbers::seeded("failover");
+    let mut rng = Rng::seeded("failover");
     for round in 1..=FAILOVERS {
         let over = AtomicBool::new(false);
-        let first = numbers.draw() % USERS;
+        let first = rng.draw() % USERS;
         let claims = claim_until(&checker, &core, first, round, &over);
         let fail_over = async {
             tokio::time::sleep(Duration::from_millis(400)).await;
@@ -103,7 +104,7 @@ async fn failover_under_load() {
             tokio::time::sleep(WINDOW).await;
             pair.fail_over().await;
             let down = Instant::now();
-            // The gate closes, loads what SQL holds, and opens again by itself.
+            // The campaign becomes not ready, is loaded from SQL, and is ready again automatically.
             let probe = format!("probe-{round}");
             eventually(SOON, || async {
                 let seen = checker.claim(&core, &probe, "k").await;
@@ -175,7 +176,7 @@ async fn failover_that_forgets_a_user() {
         Ok(postgres) => postgres,
         Err(why) => return row.skip(&why),
     };
-    let url = postgres.database("register").await;
+    let url = postgres.database("claimgate").await;
     let sql = Sql::open(&url);
     let mut pair = Pair::start().await;
     let start = || {
@@ -202,7 +203,7 @@ async fn failover_that_forgets_a_user() {
     })
     .await;
     let redis = pair.primary.view().await;
-    assert!(redis.counter("demo", "epoch").await > epoch, "decided before it was loaded anew");
+    assert!(redis.counter("demo", "epoch").await > epoch, "decided before it was loaded again");
     takes_all(&checker, &second, "after").await;
     first.process().signal(Signal::CONT);
     let verdict = checker.judge(&[&first, &second], &sql, &redis, PERSISTED).await;
@@ -216,7 +217,7 @@ async fn takes_all(checker: &Checker, core: &Core, keys: &str) {
     }
 }
 
-/// Waits until cores have read so many entries that SQL has yet to hear.
+/// Waits until cores have read this many entries that are not in SQL yet.
 async fn until_in_hand(redis: &RedisView, least: u64) {
     eventually(SOON, || async {
         let pending: u64 = cores::in_hand(redis).await.into_iter().map(|(_, count)| count).sum();
@@ -244,7 +245,7 @@ impl Behind {
         Self { dumps, redis }
     }
 
-    /// In one step: nobody sees half of it.
+    /// In one transaction, so that no reader sees half of it.
     async fn take_over(mut self) {
         let mut all = redis::pipe();
         all.atomic();
@@ -255,53 +256,53 @@ impl Behind {
     }
 }
 
-/// With two cores the one that has seen more closes the gate for both.
+/// With two cores the one that has seen more suspends the campaign for both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_under_two_cores() {
     let row = Row::begin("failover of a replicated Redis under two cores");
-    let mut stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", Limits { total: Some(40), ..LIMITS }).await;
-    checker.win(stage.other(), 0..10).await;
-    stage.drained("demo").await;
-    let behind = Behind::remember(stage.server()).await;
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 10..20).await;
+    let checker = Checker::create(&fixture.core, "demo", Limits { total: Some(40), ..LIMITS }).await;
+    checker.win(fixture.other(), 0..10).await;
+    fixture.relayed("demo").await;
+    let behind = Behind::remember(fixture.server()).await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 10..20).await;
     row.kill();
     behind.take_over().await;
     held.release().await;
     // The second core has seen none of what is gone, and may go on granting until the first one has a say.
     for user in 20..60 {
-        checker.claim(stage.other(), &format!("u{user}"), "k").await;
+        checker.claim(fixture.other(), &format!("u{user}"), "k").await;
     }
-    checker.claim(&stage.core, "u60", "k").await;
-    stage.judge(row, &checker, PERSISTED).await;
+    checker.claim(&fixture.core, "u60", "k").await;
+    fixture.judge(row, &checker, PERSISTED).await;
 }
 
 /// The worst of both: cores hold claims in hand that the new primary has never heard of, and the units of those claims
-/// are granted anew, in smaller pieces. Whatever reaches SQL first, SQL stays within the limit.
+/// are granted again, in smaller pieces. Whatever reaches SQL first, SQL stays within the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_with_claims_in_hand() {
     let row = Row::begin("failover of a replicated Redis with claims in hand");
-    let mut stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
     let limits = Limits { total: Some(70), per_user: None, per_user_per_day: None };
-    let checker = Checker::create(&stage.core, "demo", limits).await;
-    checker.win(stage.other(), 0..10).await;
-    stage.drained("demo").await;
-    let behind = Behind::remember(stage.server()).await;
-    let held = stage.sql.hold().await;
-    many(&checker, &stage.core, "large", 10, 5).await;
-    until_in_hand(&stage.redis().await, 2).await;
+    let checker = Checker::create(&fixture.core, "demo", limits).await;
+    checker.win(fixture.other(), 0..10).await;
+    fixture.relayed("demo").await;
+    let behind = Behind::remember(fixture.server()).await;
+    let held = fixture.sql.hold().await;
+    many(&checker, &fixture.core, "large", 10, 5).await;
+    until_in_hand(&fixture.redis().await, 2).await;
     row.kill();
     behind.take_over().await;
-    many(&checker, stage.other(), "small", 60, 1).await;
+    many(&checker, fixture.other(), "small", 60, 1).await;
     held.release().await;
-    stage.judge(row, &checker, PERSISTED).await;
+    fixture.judge(row, &checker, PERSISTED).await;
 }
 
 /// `count` users at once, `units` each.

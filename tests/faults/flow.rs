@@ -1,34 +1,34 @@
-//! One and the same life of claims, over SQLite and PostgreSQL, embedded and external Redis.
+//! One and the same life of claims, over SQLite and PostgreSQL, managed and external Redis.
 
 use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits};
+use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::storm::{Seen, Wish};
 use support::wait::holds;
 use support::{Core, SOON, eventually};
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::Row;
 
 const LIMITS: Limits = Limits { total: Some(6), per_user: Some(3), per_user_per_day: Some(2) };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sqlite_and_embedded_redis() {
-    flow(Row::begin("flow: SQLite, embedded Redis"), Stage::embedded().await).await;
+async fn sqlite_and_managed_redis() {
+    flow(Row::begin("flow: SQLite, managed Redis"), Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_and_external_redis() {
-    flow(Row::begin("flow: SQLite, external Redis"), Stage::external().await).await;
+    flow(Row::begin("flow: SQLite, external Redis"), Fixture::external().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn postgres_and_embedded_redis() {
-    on_postgres(Row::begin("flow: PostgreSQL, embedded Redis"), true).await;
+async fn postgres_and_managed_redis() {
+    on_postgres(Row::begin("flow: PostgreSQL, managed Redis"), true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,26 +36,26 @@ async fn postgres_and_external_redis() {
     on_postgres(Row::begin("flow: PostgreSQL, external Redis"), false).await;
 }
 
-async fn on_postgres(row: Row, embedded: bool) {
-    match Stage::on_postgres(embedded).await {
-        Ok(stage) => flow(row, stage).await,
+async fn on_postgres(row: Row, managed: bool) {
+    match Fixture::on_postgres(managed).await {
+        Ok(fixture) => flow(row, fixture).await,
         Err(why) => row.skip(&why),
     }
 }
 
-async fn flow(row: Row, mut stage: Stage) {
-    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
-    limits_and_replays(&stage.core, &checker).await;
-    changes(&stage.core, &checker).await;
-    what_sql_tells(&stage, &checker).await;
-    let holding = holds_end(&stage.core).await;
+async fn flow(row: Row, mut fixture: Fixture) {
+    let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+    limits_and_replays(&fixture.core, &checker).await;
+    changes(&fixture.core, &checker).await;
+    what_sql_tells(&fixture, &checker).await;
+    let holding = holds_end(&fixture.core).await;
     row.kill();
-    stage.replace_core().await;
-    let again = checker.claim(&stage.core, "alice", "k1").await;
+    fixture.replace_core().await;
+    let again = checker.claim(&fixture.core, "alice", "k1").await;
     assert!(matches!(again, Seen::Claimed { replayed: true, .. }), "after a restart: {again:?}");
-    let cores = [&stage.core];
-    holding.judge(&cores, &stage.sql, &stage.redis().await, Expect::default()).await;
-    stage.judge(row, &checker, Expect::default()).await;
+    let cores = [&fixture.core];
+    holding.judge(&cores, &fixture.sql, &fixture.redis().await, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 async fn ask(core: &Core, checker: &Checker, user: &str, key: &str, units: u32) -> Seen {
@@ -76,7 +76,7 @@ fn denied(seen: &Seen, code: &str, remaining: u64) {
 }
 
 /// Confirms or returns a claim.
-pub async fn settle(core: &Core, id: &str, verb: &str) -> support::Reply {
+pub async fn transition(core: &Core, id: &str, verb: &str) -> support::Reply {
     let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
     core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await
 }
@@ -100,7 +100,7 @@ async fn limits_and_replays(core: &Core, checker: &Checker) {
     // Room again, once, however often it is given back.
     let id = id(&again).to_owned();
     for _ in 0..3 {
-        let told = settle(core, &id, "return").await.expect(200).json();
+        let told = transition(core, &id, "return").await.expect(200).json();
         assert_eq!(told["claim"]["status"], "returned");
     }
     checker.ended(&id);
@@ -122,9 +122,9 @@ async fn changes(core: &Core, checker: &Checker) {
     core.admin(Method::PATCH, "/admin/v1/campaigns/demo", &stale).await.refused(409, "version_conflict");
 }
 
-async fn what_sql_tells(stage: &Stage, checker: &Checker) {
-    stage.drained("demo").await;
-    let core = &stage.core;
+async fn what_sql_tells(fixture: &Fixture, checker: &Checker) {
+    fixture.relayed("demo").await;
+    let core = &fixture.core;
     for id in checker.acknowledged() {
         assert_eq!(core.look_up(&id).await.expect(200).json()["claim"]["persisted"], true);
     }
@@ -138,7 +138,7 @@ async fn what_sql_tells(stage: &Stage, checker: &Checker) {
     let page = core.admin_get("/admin/v1/campaigns/demo/claims?limit=3").await.expect(200).json();
     assert_eq!(page["items"].as_array().unwrap().len(), 3, "{page}");
     assert!(page["next_cursor"].is_string(), "{page}");
-    let told = stage.reconciliation("demo").await;
+    let told = fixture.reconciliation("demo").await;
     assert_eq!(
         (&told["agrees"], &told["sql"]["taken"], &told["redis"]["taken"]),
         (&json!(true), &json!(6), &json!(6)),
@@ -159,22 +159,22 @@ async fn holds_end(core: &Core) -> Checker {
     }
     denied(&ask(core, &checker, "dave", "k", 1).await, "sold_out", 0);
     for _ in 0..2 {
-        let told = settle(core, &ids[0], "confirm").await.expect(200).json();
+        let told = transition(core, &ids[0], "confirm").await.expect(200).json();
         assert_eq!(
             (&told["claim"]["status"], &told["claim"]["expires_at"]),
             (&json!("granted"), &Value::Null)
         );
-        settle(core, &ids[1], "return").await.expect(200);
+        transition(core, &ids[1], "return").await.expect(200);
     }
-    settle(core, &ids[1], "confirm").await.refused(409, "claim_returned");
+    transition(core, &ids[1], "confirm").await.refused(409, "claim_returned");
     tokio::time::sleep(Duration::from_secs(3)).await;
     eventually(SOON, || async {
         let left = core.campaign("held").await["remaining"].clone();
         holds(left == 2, || format!("{left} left"))
     })
     .await;
-    settle(core, &ids[2], "confirm").await.refused(409, "claim_expired");
+    transition(core, &ids[2], "confirm").await.refused(409, "claim_expired");
     ids[1..].iter().for_each(|id| checker.ended(id));
-    // Whoever comes now is held too: confirmed, so that the judge finds it standing.
+    // A claim made now is held too: confirmed, so that the judge finds it standing.
     checker
 }

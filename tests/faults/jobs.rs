@@ -1,17 +1,17 @@
-//! What core does with nobody asking: one thing's trouble stops no other, nothing spins, and rest costs nothing.
+//! What core does without any calls: one campaign's trouble stops no other, nothing spins, and idling costs nothing.
 
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::json;
-use support::ask::campaign;
+use support::core_client::campaign;
 use support::inspect::key;
 use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid};
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually};
 use tokio::time::sleep;
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::{Row, say};
 
 /// Whatever hangs, core has ended by then.
@@ -29,7 +29,7 @@ async fn wins(core: &Core, campaign: &str, user: &str) {
 }
 
 /// Waits until SQL has heard of everything in the campaign's outbox.
-async fn drained(redis: &RedisView, campaign: &str, within: Duration) {
+async fn relayed(redis: &RedisView, campaign: &str, within: Duration) {
     eventually(within, || async {
         let entries = redis.outbox_entries(campaign).await;
         holds(entries == 1, || format!("{entries} entries in the outbox of {campaign}"))
@@ -51,7 +51,7 @@ async fn given_back(redis: &RedisView, campaign: &str, within: Duration) {
     .await;
 }
 
-/// A thousand campaigns, each with a hold that falls due in an hour, and nobody who calls: nothing is written, no script is
+/// A thousand campaigns, each with a hold that falls due in an hour, and no caller: nothing is written, no script is
 /// called, and hardly any time is spent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
@@ -59,17 +59,17 @@ async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
     const REST: Duration = Duration::from_secs(30);
     const PERCENT_MAX: f64 = 10.0;
     let row = Row::begin("1,000 campaigns with holds, at rest");
-    let mut stage = Stage::external().await;
+    let mut fixture = Fixture::external().await;
     for at in 0..CAMPAIGNS {
         let id = format!("c{at}");
-        create_holding(&stage.core, &id, 3600).await;
-        wins(&stage.core, &id, "alice").await;
+        create_holding(&fixture.core, &id, 3600).await;
+        wins(&fixture.core, &id, "alice").await;
     }
-    let redis = stage.redis().await;
+    let redis = fixture.redis().await;
     for at in 0..CAMPAIGNS {
-        drained(&redis, &format!("c{at}"), SOON).await;
+        relayed(&redis, &format!("c{at}"), SOON).await;
     }
-    let pids = [stage.core.pid(), stage.server().process().pid()];
+    let pids = [fixture.core.pid(), fixture.server().process().pid()];
     // What has been created is looked at once more, then all is quiet.
     eventually(SOON, || async {
         let before = redis.calls(&["evalsha"]).await;
@@ -94,31 +94,31 @@ async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_campaign_whose_load_hangs_stops_no_other_ones_load_or_sweep() {
     let row = Row::begin("a load that hangs stops no other campaign");
-    let stage = match Stage::on_postgres(false).await {
-        Ok(stage) => stage,
+    let fixture = match Fixture::on_postgres(false).await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let redis = stage.redis().await;
+    let redis = fixture.redis().await;
     for id in ["stuck", "lost"] {
-        stage.core.create(id, json!({"total": 10})).await;
-        wins(&stage.core, id, "alice").await;
-        drained(&redis, id, SOON).await;
+        fixture.core.create(id, json!({"total": 10})).await;
+        wins(&fixture.core, id, "alice").await;
+        relayed(&redis, id, SOON).await;
     }
-    create_holding(&stage.core, "held", 3).await;
-    let held = stage.sql.hold_campaign("stuck").await;
+    create_holding(&fixture.core, "held", 3).await;
+    let held = fixture.sql.hold_campaign("stuck").await;
     row.fault();
     redis.query::<()>(&["DEL", &key("stuck", "users")]).await;
-    stage.core.claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
+    fixture.core.claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
     sleep(Duration::from_secs(1)).await;
-    stage.core.claim("held", "alice", "k").await.expect(201);
+    fixture.core.claim("held", "alice", "k").await.expect(201);
     row.fault();
     redis.query::<()>(&["DEL", &key("lost", "users")]).await;
-    wins(&stage.core, "lost", "bob").await;
+    wins(&fixture.core, "lost", "bob").await;
     given_back(&redis, "held", Duration::from_secs(8)).await;
-    drained(&redis, "lost", SOON).await;
-    stage.core.claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
+    relayed(&redis, "lost", SOON).await;
+    fixture.core.claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
     held.release().await;
-    wins(&stage.core, "stuck", "bob").await;
+    wins(&fixture.core, "stuck", "bob").await;
     row.passed(6, "one loaded and one swept meanwhile");
 }
 
@@ -128,14 +128,14 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     const OTHERS: usize = 40;
     const CLAIMS: u64 = 300;
     let row = Row::begin("claims refused while another core loads");
-    let stage = Stage::external().await;
-    let redis = stage.redis().await;
+    let fixture = Fixture::external().await;
+    let redis = fixture.redis().await;
     for at in 0..OTHERS {
-        stage.core.create(&format!("other{at}"), json!({"total": 10})).await;
+        fixture.core.create(&format!("other{at}"), json!({"total": 10})).await;
     }
-    stage.core.create("loading", json!({"total": 1000})).await;
-    wins(&stage.core, "loading", "alice").await;
-    drained(&redis, "loading", SOON).await;
+    fixture.core.create("loading", json!({"total": 1000})).await;
+    wins(&fixture.core, "loading", "alice").await;
+    relayed(&redis, "loading", SOON).await;
     row.fault();
     let lease = "cg:lease:{load-loading}";
     redis.query::<()>(&["HSET", lease, "owner", "another core", "depth", "1", "token", "7"]).await;
@@ -143,95 +143,99 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     sleep(Duration::from_millis(500)).await;
     let (before, started) = (redis.calls(&["evalsha", "eval"]).await, Instant::now());
     for user in 0..CLAIMS {
-        stage.core.claim("loading", &format!("u{user}"), "k").await.refused(503, "campaign_not_ready");
+        fixture.core.claim("loading", &format!("u{user}"), "k").await.refused(503, "campaign_not_ready");
     }
     let calls = redis.calls(&["evalsha", "eval"]).await - before;
     // Beside each claim's own: a try to load it now and then, of a few calls.
     let tries_max = 20 * (1 + started.elapsed().as_secs());
     assert!(calls <= CLAIMS + tries_max, "{calls} script calls for {CLAIMS} refused claims");
     redis.query::<()>(&["DEL", lease]).await;
-    wins(&stage.core, "loading", "bob").await;
+    wins(&fixture.core, "loading", "bob").await;
     row.passed(300, &format!("{calls} script calls for {CLAIMS} refused claims"));
 }
 
-/// Holds that a dead core has made are given back by another that nobody asks.
+/// Holds that a dead core has made are given back by another that receives no calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_of_a_core_that_died_are_given_back_by_another() {
     let row = Row::begin("holds of a dead core are given back by another");
-    let mut stage = match Stage::two_cores().await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let redis = stage.redis().await;
-    create_holding(&stage.core, "held", 4).await;
-    stage.core.claim("held", "alice", "k").await.expect(201);
-    drained(&redis, "held", SOON).await;
+    let redis = fixture.redis().await;
+    create_holding(&fixture.core, "held", 4).await;
+    fixture.core.claim("held", "alice", "k").await.expect(201);
+    relayed(&redis, "held", SOON).await;
     row.kill();
-    stage.core.kill();
+    fixture.core.kill();
     given_back(&redis, "held", SOON).await;
-    drained(&redis, "held", SOON).await;
+    relayed(&redis, "held", SOON).await;
     row.passed(1, "given back, and SQL has heard of it");
 }
 
 /// An outbox, or what stands behind it, is broken for good: two other campaigns are relayed all the same, and nothing spins.
-async fn one_broken(row: Row, mut stage: Stage, break_it: impl AsyncFnOnce(&mut Stage, &RedisView)) -> Stage {
+async fn one_broken(
+    row: Row,
+    mut fixture: Fixture,
+    break_it: impl AsyncFnOnce(&mut Fixture, &RedisView),
+) -> Fixture {
     const LOOK: Duration = Duration::from_secs(3);
     const LINES_MAX: usize = 15;
     const CALLS_MAX: u64 = 600;
-    let redis = stage.redis().await;
+    let redis = fixture.redis().await;
     for id in ["broken", "fine1", "fine2"] {
-        stage.core.create(id, json!({"total": 100})).await;
-        wins(&stage.core, id, "first").await;
-        drained(&redis, id, SOON).await;
+        fixture.core.create(id, json!({"total": 100})).await;
+        wins(&fixture.core, id, "first").await;
+        relayed(&redis, id, SOON).await;
     }
     row.fault();
-    break_it(&mut stage, &redis).await;
+    break_it(&mut fixture, &redis).await;
     for round in 0..3 {
         for id in ["broken", "fine1", "fine2"] {
-            wins(&stage.core, id, &format!("later-{round}")).await;
+            wins(&fixture.core, id, &format!("later-{round}")).await;
         }
         for id in ["fine1", "fine2"] {
-            drained(&redis, id, Duration::from_secs(5)).await;
+            relayed(&redis, id, Duration::from_secs(5)).await;
         }
     }
-    let (lines, calls) = (stage.core.log().lines().count(), redis.calls(&[]).await);
+    let (lines, calls) = (fixture.core.log().lines().count(), redis.calls(&[]).await);
     sleep(LOOK).await;
-    let lines = stage.core.log().lines().count() - lines;
+    let lines = fixture.core.log().lines().count() - lines;
     let calls = redis.calls(&[]).await - calls;
-    assert!(lines <= LINES_MAX, "{lines} lines of log within {LOOK:?}:\n{}", stage.core.log());
+    assert!(lines <= LINES_MAX, "{lines} lines of log within {LOOK:?}:\n{}", fixture.core.log());
     assert!(calls <= CALLS_MAX, "{calls} commands within {LOOK:?}");
-    row.passed(12, &format!("the others drained; {lines} lines of log, {calls} commands within {LOOK:?}"));
-    stage
+    row.passed(12, &format!("the others relayed; {lines} lines of log, {calls} commands within {LOOK:?}"));
+    fixture
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outbox_without_its_consumer_group_stops_no_other_and_gets_it_back() {
     let row = Row::begin("an outbox without its consumer group");
-    let destroy = async |_: &mut Stage, redis: &RedisView| {
+    let destroy = async |_: &mut Fixture, redis: &RedisView| {
         redis.query::<u64>(&["XGROUP", "DESTROY", &key("broken", "outbox"), "relay"]).await;
     };
-    let stage = one_broken(row, Stage::external().await, destroy).await;
-    drained(&stage.redis().await, "broken", SOON).await;
-    assert_eq!(stage.sql.claims("broken").await.len(), 4, "all that was granted has reached SQL");
+    let fixture = one_broken(row, Fixture::external().await, destroy).await;
+    relayed(&fixture.redis().await, "broken", SOON).await;
+    assert_eq!(fixture.sql.claims("broken").await.len(), 4, "all that was granted has reached SQL");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_campaign_whose_row_is_gone_stops_no_other() {
     let row = Row::begin("a campaign whose row in SQL is gone");
-    let delete = async |stage: &mut Stage, _: &RedisView| {
-        stage.sql.run("DELETE FROM audit WHERE campaign_id = 'broken'".to_owned()).await;
-        assert_eq!(stage.sql.run("DELETE FROM campaigns WHERE id = 'broken'".to_owned()).await, 1);
+    let delete = async |fixture: &mut Fixture, _: &RedisView| {
+        fixture.sql.run("DELETE FROM audit WHERE campaign_id = 'broken'".to_owned()).await;
+        assert_eq!(fixture.sql.run("DELETE FROM campaigns WHERE id = 'broken'".to_owned()).await, 1);
     };
-    one_broken(row, Stage::external().await, delete).await;
+    one_broken(row, Fixture::external().await, delete).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_entry_deleted_while_it_waits_for_sql_stops_no_other() {
     let row = Row::begin("an outbox entry deleted after it was read");
-    let delete = async |stage: &mut Stage, redis: &RedisView| {
+    let delete = async |fixture: &mut Fixture, redis: &RedisView| {
         let outbox = key("broken", "outbox");
-        let held = stage.sql.hold().await;
-        wins(&stage.core, "broken", "deleted").await;
+        let held = fixture.sql.hold().await;
+        wins(&fixture.core, "broken", "deleted").await;
         let pending = ["XPENDING", &outbox, "relay", "-", "+", "10"];
         let (id, ..) = eventually(SOON, || async {
             let read: Vec<(String, String, u64, u64)> = redis.query(&pending).await;
@@ -239,41 +243,41 @@ async fn an_entry_deleted_while_it_waits_for_sql_stops_no_other() {
         })
         .await;
         // Core dies with the entry in hand, and reads it again when it is back.
-        stage.core.kill();
+        fixture.core.kill();
         assert_eq!(redis.query::<u64>(&["XDEL", &outbox, &id]).await, 1);
         held.release().await;
-        stage.core = stage.core.restart().await;
+        fixture.core = fixture.core.restart().await;
     };
-    one_broken(row, Stage::external().await, delete).await;
+    one_broken(row, Fixture::external().await, delete).await;
 }
 
 /// A row that this version cannot read leaves the others' changes in force, and lets core start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_cannot_be_read_stops_no_other_campaigns_change_and_no_start() {
-    let row = Row::begin("a row of the register that cannot be read");
-    let mut stage = Stage::external().await;
+    let row = Row::begin("a row of the database that cannot be read");
+    let mut fixture = Fixture::external().await;
     for id in ["bad", "good"] {
-        stage.core.create(id, json!({"total": 1})).await;
+        fixture.core.create(id, json!({"total": 1})).await;
     }
     row.fault();
     let statement = "UPDATE campaigns SET time_zone = 'Mars/Olympus', version = version + 1 WHERE id = 'bad'";
-    stage.sql.run(statement.to_owned()).await;
-    in_force(&stage, "good", 7).await;
+    fixture.sql.run(statement.to_owned()).await;
+    in_force(&fixture, "good", 7).await;
     row.kill();
-    stage.replace_core().await;
-    in_force(&stage, "good", 8).await;
-    wins(&stage.core, "good", "alice").await;
+    fixture.replace_core().await;
+    in_force(&fixture, "good", 8).await;
+    wins(&fixture.core, "good", "alice").await;
     row.passed(1, "the other campaign's changes were in force");
 }
 
-/// A change that only SQL has heard of, as when its core died between the two, is in force within 2 s; nobody's clock is
-/// asked when it was made.
-async fn in_force(stage: &Stage, id: &str, total: u32) {
-    let redis = stage.redis().await;
+/// A change that only SQL has heard of, as when its core died between the two, is in force within 2 s; no
+/// clock is consulted for when it was made.
+async fn in_force(fixture: &Fixture, id: &str, total: u32) {
+    let redis = fixture.redis().await;
     let statement = format!(
         "UPDATE campaigns SET total = {total}, version = version + 1, changed_at = 1 WHERE id = '{id}'"
     );
-    assert_eq!(stage.sql.run(statement).await, 1);
+    assert_eq!(fixture.sql.run(statement).await, 1);
     eventually(Duration::from_secs(2), || async {
         let found = redis.counter(id, "total").await;
         holds(found == u64::from(total), || format!("total {found} of {id} is in force, not {total}"))
@@ -284,11 +288,11 @@ async fn in_force(stage: &Stage, id: &str, total: u32) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_change_that_only_sql_has_heard_of_is_in_force_within_two_seconds() {
     let row = Row::begin("a change that only SQL has heard of");
-    let stage = Stage::external().await;
-    stage.core.create("demo", json!({"total": 1})).await;
+    let fixture = Fixture::external().await;
+    fixture.core.create("demo", json!({"total": 1})).await;
     for total in 2..6 {
         row.fault();
-        in_force(&stage, "demo", total).await;
+        in_force(&fixture, "demo", total).await;
     }
     row.passed(4, "in force within 2 s, each");
 }
@@ -297,22 +301,22 @@ async fn a_change_that_only_sql_has_heard_of_is_in_force_within_two_seconds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_lag_rises_while_sql_takes_nothing() {
     let row = Row::begin("the lag while SQL takes nothing");
-    let stage = Stage::external().await;
-    stage.core.create("demo", json!({"total": 100})).await;
-    let held = stage.sql.hold().await;
+    let fixture = Fixture::external().await;
+    fixture.core.create("demo", json!({"total": 100})).await;
+    let held = fixture.sql.hold().await;
     row.fault();
-    wins(&stage.core, "demo", "alice").await;
+    wins(&fixture.core, "demo", "alice").await;
     let mut last = 0.0;
     for least in [1.0, 3.0, 5.0] {
         last = eventually(SOON, || async {
-            let lag = lag_seconds(&stage.core).await;
+            let lag = lag_seconds(&fixture.core).await;
             holds(lag > least, || format!("the lag is {lag} s")).map(|()| lag)
         })
         .await;
     }
     held.release().await;
     eventually(SOON, || async {
-        let lag = lag_seconds(&stage.core).await;
+        let lag = lag_seconds(&fixture.core).await;
         holds(lag == 0.0, || format!("the lag is {lag} s, and all is relayed"))
     })
     .await;
@@ -328,23 +332,23 @@ async fn lag_seconds(core: &Core) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readiness_turns_when_sql_or_redis_hang() {
     let row = Row::begin("readiness while SQL or Redis hang");
-    let mut stage = match Stage::on_postgres(true).await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    stage.core.create("demo", json!({"total": 100})).await;
+    fixture.core.create("demo", json!({"total": 100})).await;
     row.fault();
-    stage.postgres().freeze();
-    says(&stage.core, 200, "down", TURNED_MAX).await;
-    stage.core.claim("demo", "alice", "k").await.expect(201);
-    stage.postgres().thaw();
-    says(&stage.core, 200, "up", SOON).await;
+    fixture.postgres().freeze();
+    says(&fixture.core, 200, "down", TURNED_MAX).await;
+    fixture.core.claim("demo", "alice", "k").await.expect(201);
+    fixture.postgres().thaw();
+    says(&fixture.core, 200, "up", SOON).await;
     row.fault();
-    let redis = stage.core.redis_pid().await;
+    let redis = fixture.core.redis_pid().await;
     signal_pid(redis, Signal::STOP);
-    says(&stage.core, 503, "Redis does not answer", TURNED_MAX).await;
+    says(&fixture.core, 503, "Redis does not answer", TURNED_MAX).await;
     signal_pid(redis, Signal::CONT);
-    says(&stage.core, 200, "up", SOON).await;
+    says(&fixture.core, 200, "up", SOON).await;
     row.passed(1, "turned in time, there and back");
 }
 
@@ -376,18 +380,21 @@ async fn stops_in_time(core: &mut Core, redis: Option<u32>) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_stops_in_time_while_sql_and_redis_hang() {
     let row = Row::begin("told to stop while PostgreSQL and Redis hang");
-    let mut stage = match Stage::on_postgres(true).await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    stage.core.create("demo", json!({"total": 100})).await;
-    let redis = stage.core.redis_pid().await;
+    fixture.core.create("demo", json!({"total": 100})).await;
+    let redis = fixture.core.redis_pid().await;
     row.fault();
-    stage.postgres().freeze();
-    stage.core.claim("demo", "alice", "k").await.expect(201);
+    fixture.postgres().freeze();
+    fixture.core.claim("demo", "alice", "k").await.expect(201);
     // A call that SQL keeps waiting, too.
-    let (client, url, token) =
-        (stage.core.client().clone(), stage.core.admin_url("/admin/v1/campaigns"), stage.core.admin_token());
+    let (client, url, token) = (
+        fixture.core.client().clone(),
+        fixture.core.admin_url("/admin/v1/campaigns"),
+        fixture.core.admin_token(),
+    );
     let call = tokio::spawn(async move {
         let request = client.request(Method::GET, &url).bearer_auth(token);
         let _ = client.send(request).await;
@@ -395,7 +402,7 @@ async fn core_stops_in_time_while_sql_and_redis_hang() {
     sleep(Duration::from_secs(3)).await;
     row.fault();
     signal_pid(redis, Signal::STOP);
-    let took = stops_in_time(&mut stage.core, Some(redis)).await;
+    let took = stops_in_time(&mut fixture.core, Some(redis)).await;
     call.abort();
     row.passed(1, &format!("ended after {took:.1?}"));
 }
@@ -403,20 +410,20 @@ async fn core_stops_in_time_while_sql_and_redis_hang() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_stops_in_time_while_redis_hangs() {
     let row = Row::begin("told to stop while Redis hangs");
-    let mut stage = Stage::embedded().await;
-    stage.core.create("demo", json!({"total": 100})).await;
-    let redis = stage.core.redis_pid().await;
+    let mut fixture = Fixture::managed().await;
+    fixture.core.create("demo", json!({"total": 100})).await;
+    let redis = fixture.core.redis_pid().await;
     row.fault();
     signal_pid(redis, Signal::STOP);
     sleep(Duration::from_secs(2)).await;
-    let took = stops_in_time(&mut stage.core, Some(redis)).await;
-    let mut stage = Stage::on(RedisServer::start().await, CoreOptions::default()).await;
-    stage.core.create("demo", json!({"total": 100})).await;
+    let took = stops_in_time(&mut fixture.core, Some(redis)).await;
+    let mut fixture = Fixture::on(RedisServer::start().await, CoreOptions::default()).await;
+    fixture.core.create("demo", json!({"total": 100})).await;
     row.fault();
-    stage.server().process().signal(Signal::STOP);
+    fixture.server().process().signal(Signal::STOP);
     sleep(Duration::from_secs(2)).await;
-    let other = stops_in_time(&mut stage.core, None).await;
-    stage.server().process().signal(Signal::CONT);
+    let other = stops_in_time(&mut fixture.core, None).await;
+    fixture.server().process().signal(Signal::CONT);
     row.passed(2, &format!("ended after {took:.1?}, on a Redis of the test's after {other:.1?}"));
 }
 
@@ -424,17 +431,17 @@ async fn core_stops_in_time_while_redis_hangs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ctrl_c_in_a_terminal_reaches_core_alone() {
     let row = Row::begin("Ctrl-C in a terminal");
-    let mut stage = Stage::embedded().await;
-    stage.core.create("demo", json!({"total": 100})).await;
-    stage.core.claim("demo", "alice", "k").await.expect(201);
-    let redis = stage.core.redis_pid().await;
+    let mut fixture = Fixture::managed().await;
+    fixture.core.create("demo", json!({"total": 100})).await;
+    fixture.core.claim("demo", "alice", "k").await.expect(201);
+    let redis = fixture.core.redis_pid().await;
     row.fault();
-    signal_group(stage.core.pid(), Signal::INT);
-    assert!(stage.core.process().wait(STOPPED_MAX).await.success(), "{}", stage.core.log());
+    signal_group(fixture.core.pid(), Signal::INT);
+    assert!(fixture.core.process().wait(STOPPED_MAX).await.success(), "{}", fixture.core.log());
     assert!(!runs(redis), "Redis {redis} outlived its core");
-    let log = stage.core.data_file("redis/redis.log");
+    let log = fixture.core.data_file("redis/redis.log");
     assert!(log.contains("SIGTERM") && !log.contains("SIGINT"), "{log}");
-    assert!(!stage.core.log().contains("Redis died"), "{}", stage.core.log());
+    assert!(!fixture.core.log().contains("Redis died"), "{}", fixture.core.log());
     say("  Redis was stopped by core, not by the terminal");
     row.passed(1, "Redis ended after core had no more use for it");
 }

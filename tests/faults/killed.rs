@@ -2,27 +2,27 @@
 
 use redis::Script;
 use support::checker::{Checker, Expect};
-use support::proxy::Cut;
+use support::fault_proxy::Cut;
 use support::storm::Seen;
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_before_sql() {
     let row = Row::begin("core killed before SQL");
-    let mut stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..10).await;
-    stage.drained("demo").await;
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 10..40).await;
-    assert_eq!(stage.sql.claims("demo").await.len(), 10, "SQL was to be held up");
+    let mut fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
+    fixture.relayed("demo").await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 10..40).await;
+    assert_eq!(fixture.sql.claims("demo").await.len(), 10, "SQL was to be held up");
     row.kill();
-    stage.core.kill();
+    fixture.core.kill();
     held.release().await;
-    stage.core = stage.core.restart().await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.core = fixture.core.restart().await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// The hash by which core calls `ack.lua`: how the proxy tells that call from others.
@@ -32,22 +32,22 @@ fn ack_hash() -> String {
 
 /// Cuts the call by which core takes committed entries off the outbox, and kills core there.
 async fn killed_at_the_acknowledgement(row: Row, cut: Cut, left_in_the_outbox: bool) {
-    let mut stage = Stage::proxied().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..10).await;
-    stage.drained("demo").await;
-    stage.proxy().cut(cut, &ack_hash(), usize::MAX);
-    let claims = checker.win(&stage.core, 10..40);
-    let ((), ()) = tokio::join!(stage.proxy().until_sprung(1), claims);
-    let committed = stage.sql.claims("demo").await.len();
+    let mut fixture = Fixture::proxied().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
+    fixture.relayed("demo").await;
+    fixture.proxy().cut(cut, &ack_hash(), usize::MAX);
+    let claims = checker.win(&fixture.core, 10..40);
+    let ((), ()) = tokio::join!(fixture.proxy().until_injected(1), claims);
+    let committed = fixture.sql.claims("demo").await.len();
     assert!(committed > 10, "the cut comes after SQL's commit, not before: {committed}");
     row.kill();
-    stage.core.kill();
-    let entries = stage.redis().await.outbox_entries("demo").await;
+    fixture.core.kill();
+    let entries = fixture.redis().await.outbox_entries("demo").await;
     assert!(entries > 1 || !left_in_the_outbox, "committed, not taken off: {entries} entries");
-    stage.proxy().mend();
-    stage.core = stage.core.restart().await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.proxy().mend();
+    fixture.core = fixture.core.restart().await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,18 +65,18 @@ async fn core_killed_after_xack() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_over_and_over() {
     let row = Row::begin("core killed over and over");
-    let mut stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    let mut fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     for round in 0..5 {
         // Asked all at once, so that the kill comes in between.
         let asked = (round * 50..round * 50 + 50).map(|user| {
-            let (checker, core) = (&checker, &stage.core);
+            let (checker, core) = (&checker, &fixture.core);
             async move { checker.claim(core, &format!("u{user}"), "k").await }
         });
         let asked = futures_util::future::join_all(asked).await;
         assert!(asked.iter().any(|seen| matches!(seen, Seen::Claimed { .. })), "{asked:?}");
         row.kill();
-        stage.replace_core().await;
+        fixture.replace_core().await;
     }
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }

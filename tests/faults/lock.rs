@@ -183,7 +183,7 @@ async fn a_crashed_holders_lock_frees_itself() {
     let locks = Locks::new().await;
     let (crashed, other) = (locks.owner(), locks.owner());
     row.fault();
-    // Dropped without being released, as in a process that ends: nobody prolongs it.
+    // Dropped without being released, as in a process that ends: it is not renewed.
     drop(crashed.try_acquire("work", LEASE).await.unwrap());
     let started = Instant::now();
     assert!(is_taken(&other.try_acquire("work", LEASE).await));
@@ -208,7 +208,7 @@ async fn an_owner_may_enter_again() {
     row.passed(6, "free when it had left as often as it had entered");
 }
 
-/// Whoever waits asks less and less often, and at most for as long as it said.
+/// A waiting caller asks less and less often, and at most for as long as it said.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_backs_off() {
     let row = Row::begin("lock: waiting backs off");
@@ -217,10 +217,10 @@ async fn waiting_backs_off() {
     let lease = holder.try_acquire("work", Duration::from_secs(30)).await.unwrap();
     let redis = locks.redis().await;
     redis.query::<()>(&["CONFIG", "RESETSTAT"]).await;
-    let (patience, started) = (Duration::from_secs(2), Instant::now());
-    assert!(is_taken(&waiting.acquire("work", LEASE, patience).await));
+    let (timeout, started) = (Duration::from_secs(2), Instant::now());
+    assert!(is_taken(&waiting.acquire("work", LEASE, timeout).await));
     let waited = started.elapsed();
-    assert!(waited >= patience && waited < patience + Duration::from_secs(1), "gave up after {waited:?}");
+    assert!(waited >= timeout && waited < timeout + Duration::from_secs(1), "gave up after {waited:?}");
     let stats: String = redis.query(&["INFO", "commandstats"]).await;
     let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
     let calls: u32 = calls.split(',').next().unwrap().parse().unwrap();

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
-use support::ask::campaign;
 use support::checker::{Checker, Expect, Limits};
+use support::core_client::campaign;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
 use support::redis_server::Clock;
@@ -15,7 +15,7 @@ use support::times::from_now;
 use support::{CoreOptions, RedisServer};
 use tokio::time::sleep;
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 const HOUR_MS: i64 = 3_600_000;
@@ -33,25 +33,25 @@ fn code(seen: &Seen) -> &str {
 async fn clock_under_redis() {
     let row = Row::begin("clock: one hour back and forth under Redis");
     let clock = Clock::new();
-    let stage = Stage::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
+    let fixture = Fixture::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: Some(1000), per_user: Some(3), per_user_per_day: Some(3) };
     let mut body = campaign("demo", limits.json());
     body["starts_at"] = json!(from_now(-1800));
     body["ends_at"] = json!(from_now(1800));
-    stage.core.create_with(body).await;
+    fixture.core.create_with(body).await;
     let checker = Checker::new("demo", limits);
-    checker.win(&stage.core, 0..20).await;
+    checker.win(&fixture.core, 0..20).await;
     for (ms, expected) in [(HOUR_MS, "ended"), (-HOUR_MS, "not_started"), (0, "claimed"), (HOUR_MS, "ended")]
     {
         row.fault();
         clock.move_by_ms(ms);
-        let seen = checker.claim(&stage.core, &format!("at-{ms}"), "k").await;
+        let seen = checker.claim(&fixture.core, &format!("at-{ms}"), "k").await;
         assert_eq!(code(&seen), expected, "moved by {ms} ms");
-        let replay = checker.claim(&stage.core, "u0", "k").await;
+        let replay = checker.claim(&fixture.core, "u0", "k").await;
         assert!(matches!(replay, Seen::Claimed { replayed: true, .. }), "{replay:?}");
     }
     clock.move_by_ms(0);
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// A user's day never goes backwards: a clock set forward and back gives each of the two days once.
@@ -59,23 +59,23 @@ async fn clock_under_redis() {
 async fn clock_across_midnight() {
     let row = Row::begin("clock: across midnight and back under Redis");
     let clock = Clock::new();
-    let stage = Stage::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
+    let fixture = Fixture::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: None, per_user: None, per_user_per_day: Some(1) };
-    let checker = Checker::create(&stage.core, "demo", limits).await;
+    let checker = Checker::create(&fixture.core, "demo", limits).await;
     for round in 0..4 {
         for hours in [0, 24, 23, 0, 24] {
             row.fault();
             clock.move_by_ms(hours * HOUR_MS);
             for user in 0..5 {
                 let seen =
-                    checker.claim(&stage.core, &format!("u{user}"), &format!("k{round}-{hours}")).await;
+                    checker.claim(&fixture.core, &format!("u{user}"), &format!("k{round}-{hours}")).await;
                 assert!(seen != Seen::Unknown);
             }
         }
     }
     clock.move_by_ms(0);
-    stage.judge(row, &checker, Expect::default()).await;
-    let days = stage.sql.claims("demo").await.iter().filter(|row| row.user_id == "u0").count();
+    fixture.judge(row, &checker, Expect::default()).await;
+    let days = fixture.sql.claims("demo").await.iter().filter(|row| row.user_id == "u0").count();
     assert_eq!(days, 2, "today and tomorrow, once each");
 }
 
@@ -87,51 +87,51 @@ async fn clock_in_core() {
     for (name, value) in clock.environment() {
         options = options.with(name, value.display().to_string());
     }
-    let stage = Stage::on(RedisServer::start().await, options).await;
+    let fixture = Fixture::on(RedisServer::start().await, options).await;
     let limits = Limits { total: Some(1000), per_user: Some(1), per_user_per_day: Some(1) };
     let mut body = campaign("demo", limits.json());
     body["starts_at"] = json!(from_now(-1800));
     body["ends_at"] = json!(from_now(1800));
-    stage.core.create_with(body).await;
+    fixture.core.create_with(body).await;
     let checker = Checker::new("demo", limits);
     for (at, ms) in [HOUR_MS, -HOUR_MS, 0].into_iter().enumerate() {
         row.fault();
         clock.move_by_ms(ms);
         // Core's clock decides nothing: the window stays where it is.
-        checker.win(&stage.core, at * 20..at * 20 + 20).await;
-        stage.core.patch("demo", json!({"name": format!("moved by {ms}")})).await.expect(200);
-        checker.win(&stage.core, at * 20..at * 20 + 20).await;
+        checker.win(&fixture.core, at * 20..at * 20 + 20).await;
+        fixture.core.patch("demo", json!({"name": format!("moved by {ms}")})).await.expect(200);
+        checker.win(&fixture.core, at * 20..at * 20 + 20).await;
     }
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn descriptors_used_up() {
     let row = Row::begin("descriptors used up");
-    let stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    let (pid, url) = (stage.core.pid(), stage.core.url("/internal/v1/claims"));
+    let fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    let (pid, url) = (fixture.core.pid(), fixture.core.url("/internal/v1/claims"));
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
     row.fault();
     limit_descriptors(pid, open + 10);
     let mut hoard = Vec::new();
     for _ in 0..100 {
-        hoard.push(Raw::connect(stage.core.listen()).await);
+        hoard.push(Raw::connect(fixture.core.listen()).await);
     }
     // A Redis that dies now needs descriptors to come back, and those who wait for one take what it frees.
     row.kill();
-    signal_pid(stage.core.redis_pid().await, Signal::KILL);
+    signal_pid(fixture.core.redis_pid().await, Signal::KILL);
     for user in 20..30 {
         let wish = Wish { user: format!("u{user}"), key: "k".to_owned(), units: 1 };
-        let asked = checker.ask(stage.core.client(), &url, &wish);
+        let asked = checker.ask(fixture.core.client(), &url, &wish);
         if tokio::time::timeout(Duration::from_millis(300), asked).await.is_err() {
             checker.keep(&wish, Seen::Unknown);
         }
     }
     drop(hoard);
     limit_descriptors(pid, 4096);
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// The soft limit, of a process that runs.
@@ -147,22 +147,22 @@ async fn disk_full() {
     if !rustix::process::geteuid().is_root() {
         return row.skip("only root can mount a small disk");
     }
-    let mut stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    stage.core.stop().await;
-    let disk = match SmallDisk::under(&stage.core.data_dir()) {
+    let mut fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    fixture.core.stop().await;
+    let disk = match SmallDisk::under(&fixture.core.data_dir()) {
         Ok(disk) => disk,
         Err(why) => return row.skip(&why),
     };
-    stage.core = stage.core.restart().await;
-    stage.sql = support::sql::Sql::in_folder(&stage.core.data_dir());
-    checker.win(&stage.core, 20..40).await;
+    fixture.core = fixture.core.restart().await;
+    fixture.sql = support::sql::Sql::in_directory(&fixture.core.data_dir());
+    checker.win(&fixture.core, 20..40).await;
     row.fault();
     disk.fill();
     let mut refused = 0;
     for user in 40..2000 {
-        let seen = checker.claim(&stage.core, &format!("u{user}"), "k").await;
+        let seen = checker.claim(&fixture.core, &format!("u{user}"), "k").await;
         refused += usize::from(seen == Seen::Unknown);
         if refused > 20 {
             break;
@@ -171,16 +171,16 @@ async fn disk_full() {
     assert!(refused > 20, "a full disk went unnoticed");
     disk.clear();
     sleep(Duration::from_millis(100)).await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// 4 MB in memory, mounted over a folder whose files move in; gone when dropped.
+/// 4 MB in memory, mounted over a directory whose files move in; gone when dropped.
 struct SmallDisk<'a>(std::borrow::Cow<'a, Path>);
 
 impl SmallDisk<'_> {
-    fn under(folder: &Path) -> Result<Self, String> {
+    fn under(directory: &Path) -> Result<Self, String> {
         let shell = |script: &str| {
-            let done = Command::new("sh").args(["-ec", script, "sh"]).arg(folder).output();
+            let done = Command::new("sh").args(["-ec", script, "sh"]).arg(directory).output();
             let done = done.map_err(|error| error.to_string())?;
             if done.status.success() {
                 Ok(())
@@ -191,7 +191,7 @@ impl SmallDisk<'_> {
         shell(
             r#"mv "$1" "$1.aside"; mkdir -m 700 "$1"; mount -t tmpfs -o size=4m,mode=700 none "$1" || { rmdir "$1"; mv "$1.aside" "$1"; exit 1; }"#,
         )?;
-        let disk = Self(folder.to_owned().into());
+        let disk = Self(directory.to_owned().into());
         shell(r#"cp -a "$1.aside/." "$1/""#)?;
         Ok(disk)
     }

@@ -6,11 +6,11 @@ use support::checker::{Checker, Expect};
 use support::inspect::key;
 use support::{SOON, eventually, wait::holds};
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// Entries as no core writes them: (field, value) pairs.
-const POISON: [&[&str]; 6] = [
+const MALFORMED: [&[&str]; 6] = [
     &["garbage", "1"],
     &["epoch", "1"],
     &["events", "\u{5}alice"],
@@ -20,41 +20,41 @@ const POISON: [&[&str]; 6] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn poison_entry() {
-    let row = Row::begin("poison outbox entries");
-    let stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    let redis = stage.redis().await;
-    let held = stage.sql.hold().await;
-    for (at, fields) in POISON.into_iter().enumerate() {
-        checker.win(&stage.core, at * 5..at * 5 + 5).await;
+async fn a_malformed_entry() {
+    let row = Row::begin("malformed outbox entries");
+    let fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let redis = fixture.redis().await;
+    let held = fixture.sql.hold().await;
+    for (at, fields) in MALFORMED.into_iter().enumerate() {
+        checker.win(&fixture.core, at * 5..at * 5 + 5).await;
         row.fault();
         add(&redis, fields).await;
     }
     held.release().await;
-    stage.drained("demo").await;
+    fixture.relayed("demo").await;
     assert_eq!(dead_letters(&redis).await, 6, "all are kept where people can look at them");
-    checker.win(&stage.core, 30..40).await;
+    checker.win(&fixture.core, 30..40).await;
     eventually(SOON, || async {
         let metrics =
-            stage.core.client().try_get(&stage.core.admin_url("/metrics"), "").await.unwrap().text();
+            fixture.core.client().try_get(&fixture.core.admin_url("/metrics"), "").await.unwrap().text();
         let line = metrics.lines().find(|line| line.starts_with("claimgate_dead_letters_total"));
         holds(line.is_some_and(|line| line.ends_with(" 6")), || format!("{line:?}"))
     })
     .await;
-    stage.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
+    fixture.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
-/// The rebuild too meets poison, and parks it.
+/// A rebuild too meets malformed entries, and moves them to the dead letters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn poison_entry_met_by_a_rebuild() {
-    let row = Row::begin("poison outbox entries, met by a rebuild");
-    let stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    let redis = stage.redis().await;
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 0..20).await;
-    for fields in POISON {
+async fn a_malformed_entry_met_by_a_rebuild() {
+    let row = Row::begin("malformed outbox entries, met by a rebuild");
+    let fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let redis = fixture.redis().await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 0..20).await;
+    for fields in MALFORMED {
         row.fault();
         add(&redis, fields).await;
     }
@@ -65,7 +65,7 @@ async fn poison_entry_met_by_a_rebuild() {
         holds(dead_letters == 6, || format!("{dead_letters} dead_letters"))
     })
     .await;
-    stage.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
+    fixture.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
 async fn add(redis: &RedisView, fields: &[&str]) {

@@ -27,16 +27,16 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
     ("TAKEN_BY_USER", &["'c1'", "'u100'", "'c1.u100.x'", "20000"], "user_id"),
 ];
 
-/// A register with claims of many campaigns.
+/// A database with claims of many campaigns.
 async fn filled(url: &str) -> AnyPool {
-    SqlStore::open(url).await.expect("the register").close().await;
+    SqlStore::open(url).await.expect("the database").close().await;
     let sql = Sql::open(url);
     for campaign in 0..CAMPAIGNS {
         let id = format!("c{campaign}");
         assert_eq!(sql.run(Claims { campaign: &id, count: CLAIMS }.insert()).await, CLAIMS);
     }
     sql.run("ANALYZE".to_owned()).await;
-    AnyPool::connect(url).await.expect("the register")
+    AnyPool::connect(url).await.expect("the database")
 }
 
 /// Every statement with what it is given, as the database is asked.
@@ -57,8 +57,8 @@ async fn lines(pool: &AnyPool, statement: String, column: usize) -> Vec<String> 
 #[tokio::test]
 async fn sqlite_finds_every_claim_by_an_index() {
     let row = Row::begin("the plan of every statement over claims: SQLite");
-    let folder = tempfile::tempdir().unwrap();
-    let pool = filled(&sqlite_url(&folder.path().join("register.sqlite"))).await;
+    let directory = tempfile::tempdir().unwrap();
+    let pool = filled(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await;
     let asked = asked(statements::ROWS_SQLITE);
     for (name, text, arguments, by) in &asked {
         let text = (1..)
@@ -81,7 +81,7 @@ async fn postgres_finds_every_claim_by_an_index() {
         Ok(postgres) => postgres,
         Err(why) => return row.skip(&why),
     };
-    let pool = filled(&postgres.database("register").await).await;
+    let pool = filled(&postgres.database("claimgate").await).await;
     let asked = asked(statements::ROWS_POSTGRES);
     // The plan for these values, and the one for any, which a prepared statement may get.
     for mode in ["force_custom_plan", "force_generic_plan"] {

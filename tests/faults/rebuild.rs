@@ -7,7 +7,7 @@ use support::inspect::key;
 use support::sql::Claims;
 use support::{SOON, binary, eventually, heavy, wait::holds};
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::Row;
 
 /// Claims without `CLAIMS`; a core built for debugging gets a tenth.
@@ -18,34 +18,34 @@ const MILLION_MAX: Duration = Duration::from_secs(20);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_sqlite() {
     let _turn = heavy().await;
-    rebuild(Row::begin("a large campaign rebuilt: SQLite, embedded Redis"), Stage::embedded().await).await;
+    rebuild(Row::begin("a large campaign rebuilt: SQLite, managed Redis"), Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn from_postgres() {
-    let row = Row::begin("a large campaign rebuilt: PostgreSQL, embedded Redis");
+    let row = Row::begin("a large campaign rebuilt: PostgreSQL, managed Redis");
     let _turn = heavy().await;
-    match Stage::on_postgres(true).await {
-        Ok(stage) => rebuild(row, stage).await,
+    match Fixture::on_postgres(true).await {
+        Ok(fixture) => rebuild(row, fixture).await,
         Err(why) => row.skip(&why),
     }
 }
 
-async fn rebuild(row: Row, stage: Stage) {
+async fn rebuild(row: Row, fixture: Fixture) {
     let given = std::env::var("CLAIMS").ok().and_then(|count| count.parse().ok());
     let debug = binary::claimgate().components().any(|part| part.as_os_str() == "debug");
     let count = given.unwrap_or(if debug { CLAIMS / 10 } else { CLAIMS });
-    stage.core.create("demo", json!({"total": 2_000_000, "per_user": 4})).await;
+    fixture.core.create("demo", json!({"total": 2_000_000, "per_user": 4})).await;
     let started = Instant::now();
-    assert_eq!(stage.sql.run(Claims { campaign: "demo", count }.insert()).await, count);
+    assert_eq!(fixture.sql.run(Claims { campaign: "demo", count }.insert()).await, count);
     let filled = started.elapsed();
     row.fault();
     let started = Instant::now();
     let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
     let command: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
-    stage.redis().await.query::<u64>(&command).await;
+    fixture.redis().await.query::<u64>(&command).await;
     let view = eventually(MILLION_MAX * 3, || async {
-        let view = stage.core.admin_get("/admin/v1/campaigns/demo").await.json();
+        let view = fixture.core.admin_get("/admin/v1/campaigns/demo").await.json();
         holds(view["ready"] == true && view["taken"] == count, || view.to_string()).map(|()| view)
     })
     .await;
@@ -55,13 +55,13 @@ async fn rebuild(row: Row, stage: Stage) {
     // Two claims a user were there, and two more are allowed.
     for (key, status) in [("k1", 201), ("k2", 201), ("k3", 409)] {
         eventually(SOON, || async {
-            let reply = stage.core.claim("demo", "u1", key).await;
+            let reply = fixture.core.claim("demo", "u1", key).await;
             holds([200, status].contains(&reply.status), || reply.text())
         })
         .await;
     }
-    stage.drained("demo").await;
-    let told = stage.reconciliation("demo").await;
+    fixture.relayed("demo").await;
+    let told = fixture.reconciliation("demo").await;
     assert_eq!(
         (&told["agrees"], &told["redis"]["taken_by_users"]),
         (&json!(true), &json!(count + 2)),

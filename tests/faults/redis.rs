@@ -13,7 +13,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, Snapshot, eventually};
 use tokio::time::sleep;
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// More than callers of one test send at once.
@@ -31,83 +31,89 @@ async fn under_load<T>(checker: &Checker, core: &Core, users: usize, fault: impl
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_under_load() {
     let row = Row::begin("Redis killed under load");
-    let stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
+    let fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let kills = async {
         for _ in 0..3 {
             sleep(Duration::from_millis(400)).await;
-            let pid = stage.core.redis_pid().await;
+            let pid = fixture.core.redis_pid().await;
             row.kill();
             signal_pid(pid, Signal::KILL);
         }
     };
-    under_load(&checker, &stage.core, 1000, kills).await;
-    stage.judge(row, &checker, Expect::default()).await;
+    under_load(&checker, &fixture.core, 1000, kills).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// What is refused while `fault` lasts is a 503 in time, and a retry with the same key finds the one claim.
-async fn stalled(row: Row, stage: Stage, stall: impl AsyncFnOnce(&Stage), go_on: impl AsyncFnOnce(&Stage)) {
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
+async fn stalled(
+    row: Row,
+    fixture: Fixture,
+    stall: impl AsyncFnOnce(&Fixture),
+    go_on: impl AsyncFnOnce(&Fixture),
+) {
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
     row.fault();
-    stall(&stage).await;
+    stall(&fixture).await;
     let started = Instant::now();
     let asked = futures_util::future::join_all((20..60).map(|user| {
-        let (checker, core) = (&checker, &stage.core);
+        let (checker, core) = (&checker, &fixture.core);
         async move { checker.claim(core, &format!("u{user}"), "k").await }
     }));
     let asked = asked.await;
     assert!(asked.iter().all(|seen| *seen == Seen::Unknown), "{asked:?}");
     assert!(started.elapsed() < DECISION, "503 only after {:?}", started.elapsed());
-    go_on(&stage).await;
+    go_on(&fixture).await;
     eventually(SOON, || async {
-        let seen = checker.claim(&stage.core, "u20", "k").await;
+        let seen = checker.claim(&fixture.core, "u20", "k").await;
         holds(seen != Seen::Unknown, || "still no decision".to_owned())
     })
     .await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stall_by_sigstop() {
-    let stage = Stage::embedded().await;
-    let pid = stage.core.redis_pid().await;
-    let stop = async |_: &Stage| signal_pid(pid, Signal::STOP);
-    let go_on = async |_: &Stage| signal_pid(pid, Signal::CONT);
-    stalled(Row::begin("stall: SIGSTOP"), stage, stop, go_on).await;
+    let fixture = Fixture::managed().await;
+    let pid = fixture.core.redis_pid().await;
+    let stop = async |_: &Fixture| signal_pid(pid, Signal::STOP);
+    let go_on = async |_: &Fixture| signal_pid(pid, Signal::CONT);
+    stalled(Row::begin("stall: SIGSTOP"), fixture, stop, go_on).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stall_by_client_pause() {
-    let stage = Stage::external().await;
-    let pause = async |stage: &Stage| stage.redis().await.query(&["CLIENT", "PAUSE", "60000", "WRITE"]).await;
-    let go_on = async |stage: &Stage| stage.redis().await.query(&["CLIENT", "UNPAUSE"]).await;
-    stalled(Row::begin("stall: CLIENT PAUSE WRITE"), stage, pause, go_on).await;
+    let fixture = Fixture::external().await;
+    let pause =
+        async |fixture: &Fixture| fixture.redis().await.query(&["CLIENT", "PAUSE", "60000", "WRITE"]).await;
+    let go_on = async |fixture: &Fixture| fixture.redis().await.query(&["CLIENT", "UNPAUSE"]).await;
+    stalled(Row::begin("stall: CLIENT PAUSE WRITE"), fixture, pause, go_on).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runaway_script() {
-    let stage = Stage::external().await;
-    let redis = stage.redis().await;
+    let fixture = Fixture::external().await;
+    let redis = fixture.redis().await;
     redis.query::<()>(&["CONFIG", "SET", "busy-reply-threshold", "200"]).await;
-    let loops = async |_: &Stage| {
+    let loops = async |_: &Fixture| {
         let redis = redis.clone();
         tokio::spawn(async move {
             let _ = redis.try_query::<redis::Value>(&["EVAL", "while true do end", "0"]).await;
         });
         sleep(Duration::from_millis(400)).await;
     };
-    let other = stage.redis().await;
-    let killed = async |_: &Stage| other.query(&["SCRIPT", "KILL"]).await;
-    stalled(Row::begin("runaway script"), stage, loops, killed).await;
+    let other = fixture.redis().await;
+    let killed = async |_: &Fixture| other.query(&["SCRIPT", "KILL"]).await;
+    stalled(Row::begin("runaway script"), fixture, loops, killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_lost() {
     let row = Row::begin("scripts lost");
-    let stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    let redis = stage.redis().await;
+    let fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let redis = fixture.redis().await;
     let flush = async {
         for _ in 0..20 {
             row.fault();
@@ -115,51 +121,51 @@ async fn scripts_lost() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    under_load(&checker, &stage.core, 300, flush).await;
+    under_load(&checker, &fixture.core, 300, flush).await;
     for (wish, seen) in checker.seen() {
         assert!(matches!(seen, Seen::Claimed { .. }), "{wish:?} has noticed: {seen:?}");
     }
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_limit() {
     let row = Row::begin("memory limit");
-    let stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    let (redis, register) = (stage.redis().await, stage.core.register().await);
-    let before = Snapshot::take(&redis, &register, "demo").await;
+    let fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    let (redis, sql) = (fixture.redis().await, fixture.core.sql().await);
+    let before = Snapshot::take(&redis, &sql, "demo").await;
     row.fault();
     limit_memory(&redis, 1).await;
     for user in 20..40 {
-        let reply = stage.core.claim("demo", &format!("u{user}"), "k").await;
+        let reply = fixture.core.claim("demo", &format!("u{user}"), "k").await;
         reply.refused(503, "overloaded");
     }
-    assert_eq!(Snapshot::take(&redis, &register, "demo").await, before, "refused, and yet written");
+    assert_eq!(Snapshot::take(&redis, &sql, "demo").await, before, "refused, and yet written");
     limit_memory(&redis, 0).await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_drain_works_without_memory() {
-    let row = Row::begin("memory limit: the drain frees what it can");
-    let stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    let redis = stage.redis().await;
-    checker.win(&stage.core, 0..5).await;
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 5..40).await;
-    // Poison too has to get out of the way.
+async fn the_relay_works_without_memory() {
+    let row = Row::begin("memory limit: the relay frees what it can");
+    let fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let redis = fixture.redis().await;
+    checker.win(&fixture.core, 0..5).await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 5..40).await;
+    // A malformed entry too has to get out of the way.
     let outbox = support::inspect::key("demo", "outbox");
     redis.query::<String>(&["XADD", &outbox, "*", "no", "entry"]).await;
     row.fault();
     limit_memory(&redis, 1).await;
     held.release().await;
-    stage.drained("demo").await;
-    assert_eq!(stage.sql.claims("demo").await.len(), 40, "drained while Redis was out of memory");
+    fixture.relayed("demo").await;
+    assert_eq!(fixture.sql.claims("demo").await.len(), 40, "relayed while Redis was out of memory");
     limit_memory(&redis, 0).await;
-    stage.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
+    fixture.judge(row, &checker, Expect { differences: &["dead_letters"], ..Expect::default() }).await;
 }
 
 /// To be evicted is what frees memory: it must not wait for any.
@@ -167,20 +173,20 @@ async fn the_drain_works_without_memory() {
 async fn a_campaign_that_is_over_is_evicted_without_memory() {
     let row = Row::begin("memory limit: a campaign that is over leaves Redis");
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
-    let stage = Stage::on(RedisServer::start().await, options).await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    let redis = stage.redis().await;
-    checker.win(&stage.core, 0..20).await;
+    let fixture = Fixture::on(RedisServer::start().await, options).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let redis = fixture.redis().await;
+    checker.win(&fixture.core, 0..20).await;
     row.fault();
     limit_memory(&redis, 1).await;
-    stage.core.switch("demo", "end").await;
+    fixture.core.switch("demo", "end").await;
     eventually(SOON, || async {
         let left: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "users")]).await;
-        holds(left == 0, || format!("{left} keys are still there\n{}", stage.core.log()))
+        holds(left == 0, || format!("{left} keys are still there\n{}", fixture.core.log()))
     })
     .await;
     for id in checker.acknowledged() {
-        stage.core.look_up(&id).await.expect(200);
+        fixture.core.look_up(&id).await.expect(200);
     }
     row.passed(checker.asked(), "20 claims answered from SQL, and no key left");
 }
@@ -192,30 +198,30 @@ async fn limit_memory(redis: &RedisView, bytes: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn torn_append_only_file() {
     let row = Row::begin("torn append-only file");
-    let mut stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..30).await;
-    stage.drained("demo").await;
+    let mut fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..30).await;
+    fixture.relayed("demo").await;
     // What SQL has not heard of when the file is torn is lost, and only that.
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 30..40).await;
-    let file = newest_incremental_file(&stage.redis().await).await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 30..40).await;
+    let file = newest_incremental_file(&fixture.redis().await).await;
     row.kill();
-    stage.server().process().kill();
+    fixture.server().process().kill();
     let bytes = file.metadata().unwrap().len();
     OpenOptions::new().write(true).open(&file).unwrap().set_len(bytes - 60).unwrap();
     held.release().await;
-    stage.server().kill_and_restart().await;
-    stage.judge(row, &checker, Expect { promise: Promise::Persisted, ..Expect::default() }).await;
-    let lost = checker.acknowledged().len() - stage.sql.claims("demo").await.len();
+    fixture.server().kill_and_restart().await;
+    fixture.judge(row, &checker, Expect { promise: Promise::Persisted, ..Expect::default() }).await;
+    let lost = checker.acknowledged().len() - fixture.sql.claims("demo").await.len();
     assert!(lost <= 1, "the last script was dropped, and {lost} claims with it");
 }
 
 /// The file that Redis appends to.
 pub async fn newest_incremental_file(redis: &RedisView) -> PathBuf {
-    let folder = setting(redis, "dir").await;
-    let folder = Path::new(&folder).join(setting(redis, "appenddirname").await);
-    let files = std::fs::read_dir(folder).unwrap().flatten().map(|entry| entry.path());
+    let directory = setting(redis, "dir").await;
+    let directory = Path::new(&directory).join(setting(redis, "appenddirname").await);
+    let files = std::fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
     let incremental = files.filter(|file| file.to_string_lossy().ends_with(".incr.aof"));
     incremental.max_by_key(|file| file.metadata().unwrap().modified().unwrap()).expect("an append-only file")
 }

@@ -16,7 +16,7 @@ use support::storm::Seen;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::Row;
 
 const LIMITS: Limits = Limits { total: Some(100), per_user: Some(1), per_user_per_day: None };
@@ -43,113 +43,114 @@ async fn repair(core: &Core) -> Value {
 }
 
 /// 80 of 100 are granted and in SQL, 12 more to one user; then SQL loses the rows of `where_lost`.
-async fn with_rows_lost(row: &Row, stage: &Stage, where_lost: &str) -> Checker {
+async fn with_rows_lost(row: &Row, fixture: &Fixture, where_lost: &str) -> Checker {
     let limits = Limits { per_user: Some(12), ..LIMITS };
-    let checker = Checker::create(&stage.core, "demo", limits).await;
-    checker.win(&stage.core, 0..68).await;
+    let checker = Checker::create(&fixture.core, "demo", limits).await;
+    checker.win(&fixture.core, 0..68).await;
     for at in 0..12 {
-        let seen = checker.claim(&stage.core, "often", &format!("k{at}")).await;
+        let seen = checker.claim(&fixture.core, "often", &format!("k{at}")).await;
         assert!(matches!(seen, Seen::Claimed { .. }), "{seen:?}");
     }
-    stage.drained("demo").await;
+    fixture.relayed("demo").await;
     row.fault();
-    let lost = stage.sql.run(format!("DELETE FROM claims WHERE campaign_id = 'demo' AND {where_lost}")).await;
+    let lost =
+        fixture.sql.run(format!("DELETE FROM claims WHERE campaign_id = 'demo' AND {where_lost}")).await;
     assert!(lost >= 10, "{lost} rows");
     checker
 }
 
 /// Both databases; `None` where there is no PostgreSQL.
-async fn stages() -> Vec<Stage> {
-    let mut stages = vec![Stage::embedded().await];
-    match Stage::on_postgres(true).await {
-        Ok(stage) => stages.push(stage),
+async fn fixtures() -> Vec<Fixture> {
+    let mut fixtures = vec![Fixture::managed().await];
+    match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixtures.push(fixture),
         Err(why) => crate::tally::say(&format!("SKIPPED on PostgreSQL: {why}")),
     }
-    stages
+    fixtures
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
-    for stage in stages().await {
+    for fixture in fixtures().await {
         let row = Row::begin("SQL has lost rows: repair");
-        let checker = with_rows_lost(&row, &stage, "sequence > 60 AND sequence <= 78").await;
-        assert_eq!(stage.reconciliation("demo").await["agrees"], false);
-        let repaired = repair(&stage.core).await;
+        let checker = with_rows_lost(&row, &fixture, "sequence > 60 AND sequence <= 78").await;
+        assert_eq!(fixture.reconciliation("demo").await["agrees"], false);
+        let repaired = repair(&fixture.core).await;
         assert_eq!(repaired["agrees"], true, "{repaired}");
         assert_eq!(repaired["sql"]["taken"], 80, "{repaired}");
-        assert_eq!(winners(&checker, &stage.core, 100..140).await, 20, "exactly the rest is granted");
-        stage.judge(row, &checker, Expect::default()).await;
+        assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest is granted");
+        fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
 /// What was given back and granted again comes to SQL in that order, whatever the order in which Redis has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_that_were_given_back_and_granted_again_are_rescued_without_revoking_any() {
-    for stage in stages().await {
+    for fixture in fixtures().await {
         let row = Row::begin("the outbox is lost, units had changed hands");
         let limits = Limits { total: Some(42), per_user: Some(2), per_user_per_day: None };
-        let checker = Checker::create(&stage.core, "demo", limits).await;
-        checker.win(&stage.core, 0..40).await;
+        let checker = Checker::create(&fixture.core, "demo", limits).await;
+        checker.win(&fixture.core, 0..40).await;
         // A record that is too long for it makes Redis keep the users in no order.
         for key in ["k1", "k2"] {
-            checker.claim(&stage.core, "often", key).await;
+            checker.claim(&fixture.core, "often", key).await;
         }
-        stage.drained("demo").await;
-        let held = stage.sql.hold().await;
+        fixture.relayed("demo").await;
+        let held = fixture.sql.hold().await;
         for user in 0..20 {
             let id = claim_id("demo", &format!("u{user}"), "k");
-            let url = stage.core.url(&format!("/internal/v1/claims/{id}/return"));
-            stage.core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+            let url = fixture.core.url(&format!("/internal/v1/claims/{id}/return"));
+            fixture.core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
             checker.ended(&id);
         }
-        checker.win(&stage.core, 40..60).await;
+        checker.win(&fixture.core, 40..60).await;
         row.fault();
-        stage.redis().await.query::<()>(&["DEL", &key("demo", "outbox")]).await;
+        fixture.redis().await.query::<()>(&["DEL", &key("demo", "outbox")]).await;
         held.release().await;
-        assert_eq!(winners(&checker, &stage.core, 60..70).await, 0, "all is taken");
-        stage.judge(row, &checker, Expect::default()).await;
+        assert_eq!(winners(&checker, &fixture.core, 60..70).await, 0, "all is taken");
+        fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
 /// Lowering a limit revokes nothing, also where SQL has lost what was granted before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_sql_has_lost_come_back_though_a_limit_was_lowered_since() {
-    for stage in stages().await {
+    for fixture in fixtures().await {
         let row = Row::begin("SQL has lost rows: a limit was lowered");
-        let checker = with_rows_lost(&row, &stage, "user_id = 'often' AND sequence > 70").await;
-        stage.core.patch("demo", json!({"limits": {"per_user": 2}})).await.expect(200);
-        let repaired = repair(&stage.core).await;
+        let checker = with_rows_lost(&row, &fixture, "user_id = 'often' AND sequence > 70").await;
+        fixture.core.patch("demo", json!({"limits": {"per_user": 2}})).await.expect(200);
+        let repaired = repair(&fixture.core).await;
         assert_eq!(
             (&repaired["agrees"], &repaired["sql"]["revoked"]),
             (&json!(true), &json!(0)),
             "{repaired}"
         );
-        stage.judge(row, &checker, Expect::default()).await;
+        fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
 /// A failover of PostgreSQL to a standby that lags: rows are gone, and with them that the epoch was raised.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_and_an_epoch_that_sql_has_lost_are_not_given_again_by_a_recovery() {
-    for mut stage in stages().await {
+    for mut fixture in fixtures().await {
         let row = Row::begin("SQL has lost rows and the raise of an epoch: recovery");
-        let checker = Checker::create(&stage.core, "demo", LIMITS).await;
-        checker.win(&stage.core, 0..60).await;
-        stage.drained("demo").await;
-        let older = stage.sql.number("SELECT epoch FROM campaigns WHERE id = $1", "demo").await;
-        stage.redis().await.query::<()>(&["DEL", &key("demo", "users")]).await;
-        assert_eq!(winners(&checker, &stage.core, 60..80).await, 20);
-        stage.drained("demo").await;
+        let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+        checker.win(&fixture.core, 0..60).await;
+        fixture.relayed("demo").await;
+        let older = fixture.sql.number("SELECT epoch FROM campaigns WHERE id = $1", "demo").await;
+        fixture.redis().await.query::<()>(&["DEL", &key("demo", "users")]).await;
+        assert_eq!(winners(&checker, &fixture.core, 60..80).await, 20);
+        fixture.relayed("demo").await;
         row.kill();
-        stage.core.stop().await;
+        fixture.core.stop().await;
         let lost = "DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 55";
-        stage.sql.run(lost.to_owned()).await;
+        fixture.sql.run(lost.to_owned()).await;
         let back =
             format!("UPDATE campaigns SET epoch = {older}, events = 55, sequence = 55 WHERE id = 'demo'");
-        stage.sql.run(back).await;
-        stage.core = stage.core.restart().await;
-        assert_eq!(winners(&checker, &stage.core, 100..140).await, 20, "exactly the rest is granted");
-        stage.judge(row, &checker, Expect::default()).await;
+        fixture.sql.run(back).await;
+        fixture.core = fixture.core.restart().await;
+        assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest is granted");
+        fixture.judge(row, &checker, Expect::default()).await;
     }
 }
 
@@ -157,19 +158,19 @@ async fn rows_and_an_epoch_that_sql_has_lost_are_not_given_again_by_a_recovery()
 async fn rows_that_sql_has_lost_outlive_an_eviction() {
     let row = Row::begin("SQL has lost rows: eviction");
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
-    let stage = Stage::embedded_with(options).await;
-    let checker = with_rows_lost(&row, &stage, "sequence > 60 AND sequence <= 78").await;
-    stage.core.switch("demo", "end").await.expect(200);
-    let redis = stage.redis().await;
+    let fixture = Fixture::managed_with(options).await;
+    let checker = with_rows_lost(&row, &fixture, "sequence > 60 AND sequence <= 78").await;
+    fixture.core.switch("demo", "end").await.expect(200);
+    let redis = fixture.redis().await;
     eventually(SOON, || async {
         let left: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "users")]).await;
-        holds(left == 0, || format!("{left} keys are still there\n{}", stage.core.log()))
+        holds(left == 0, || format!("{left} keys are still there\n{}", fixture.core.log()))
     })
     .await;
-    let standing = stage.sql.claims("demo").await.iter().filter(|claim| claim.stands()).count();
+    let standing = fixture.sql.claims("demo").await.iter().filter(|claim| claim.stands()).count();
     assert_eq!(standing, 80, "what only Redis had went to SQL first");
     for id in checker.acknowledged() {
-        stage.core.look_up(&id).await.expect(200);
+        fixture.core.look_up(&id).await.expect(200);
     }
     row.passed(checker.asked(), "80 claims of 80 after the eviction");
 }
@@ -177,22 +178,22 @@ async fn rows_that_sql_has_lost_outlive_an_eviction() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_registers_campaign_of_the_same_name_is_left_alone() {
     let row = Row::begin("another database under the same Redis");
-    let mut stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
-    let redis = stage.redis().await;
-    checker.win(&stage.core, 0..10).await;
-    stage.drained("demo").await;
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 10..30).await;
-    stage.core.kill();
+    let mut fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+    let redis = fixture.redis().await;
+    checker.win(&fixture.core, 0..10).await;
+    fixture.relayed("demo").await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 10..30).await;
+    fixture.core.kill();
     held.release().await;
     row.kill();
     let waiting = redis.outbox_entries("demo").await;
     assert!(waiting > 1, "something waits in the outbox");
-    let url = stage.server().url();
+    let url = fixture.server().url();
     {
         let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
-        let body = support::ask::campaign("demo", json!({"total": 5}));
+        let body = support::core_client::campaign("demo", json!({"total": 5}));
         let refused = stranger.admin(Method::POST, "/admin/v1/campaigns", &body).await;
         let refused = refused.refused(409, "campaign_exists");
         assert!(
@@ -204,7 +205,7 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
         stranger.create("other", json!({"total": 5})).await;
         stranger.claim("other", "alice", "k").await.expect(201);
         // Written past the API, as by a core of before: refused by every script all the same.
-        Sql::in_folder(&stranger.data_dir())
+        Sql::in_directory(&stranger.data_dir())
             .run(
                 "INSERT INTO campaigns (id, name, starts_at, time_zone, admin_state, version, epoch, created_at, changed_at, \
                  sequence, events, register_id) VALUES ('demo', 'Demo', 0, 'UTC', 'on', 1, 1, 0, 0, 0, 0, 'theirs')"
@@ -215,11 +216,11 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
         stranger.admin_post("/admin/v1/campaigns/demo/warm-up").await.refused(503, "campaign_not_ready");
         assert_eq!(redis.outbox_entries("demo").await, waiting, "the outbox is as it was");
     }
-    stage.core = stage.core.restart().await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.core = fixture.core.restart().await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// `claimgate drop-foreign demo`, as whoever runs `stranger` would call it: its status, and what it said.
+/// `claimgate drop-foreign demo`, as the operator of `stranger` would call it: its status, and what it said.
 async fn drop_foreign(stranger: &Core, redis_url: &str, file: &Path) -> (Option<i32>, String) {
     let mut command = command(&binary::claimgate());
     command.args(["drop-foreign", "demo", "--export"]).arg(file);
@@ -232,17 +233,17 @@ async fn drop_foreign(stranger: &Core, redis_url: &str, file: &Path) -> (Option<
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_core_serves_it() {
     let row = Row::begin("another database under the same Redis: drop-foreign");
-    let mut stage = Stage::external().await;
-    let checker = Checker::create(&stage.core, "demo", Limits { per_user: Some(12), ..LIMITS }).await;
-    checker.win(&stage.core, 0..30).await;
+    let mut fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", Limits { per_user: Some(12), ..LIMITS }).await;
+    checker.win(&fixture.core, 0..30).await;
     for at in 0..12 {
-        checker.claim(&stage.core, "often", &format!("k{at}")).await;
+        checker.claim(&fixture.core, "often", &format!("k{at}")).await;
     }
-    let url = stage.server().url();
+    let url = fixture.server().url();
     let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.clone()).start().await;
-    let folder = tempfile::tempdir().unwrap();
-    let file = |name: &str| folder.path().join(name);
-    let (status, said) = drop_foreign(&stage.core, &url, &file("ours")).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let (status, said) = drop_foreign(&fixture.core, &url, &file("ours")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("this register's own") && !file("ours").exists(), "{said}");
 
@@ -250,16 +251,16 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("a core serves"), "{said}");
-    checker.win(&stage.core, 30..40).await;
-    stage.drained("demo").await;
-    let redis = stage.redis().await;
-    let verdict = checker.judge(&[&stage.core], &stage.sql, &redis, Expect::default()).await;
+    checker.win(&fixture.core, 30..40).await;
+    fixture.relayed("demo").await;
+    let redis = fixture.redis().await;
+    let verdict = checker.judge(&[&fixture.core], &fixture.sql, &redis, Expect::default()).await;
 
     // What SQL has not heard of is written down, too.
-    let held = stage.sql.hold().await;
-    checker.win(&stage.core, 40..50).await;
+    let held = fixture.sql.hold().await;
+    checker.win(&fixture.core, 40..50).await;
     row.kill();
-    stage.core.kill();
+    fixture.core.kill();
     held.release().await;
     let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
     assert_eq!(status, Some(2), "a file is not overwritten: {said}");
@@ -288,46 +289,46 @@ async fn lost_events(core: &Core) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
     let row = Row::begin("SQL has lost rows: told of");
-    let mut stage = match Stage::on_postgres(true).await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
-    stage.core.create("whole", json!({})).await;
-    stage.core.claim("whole", "alice", "k").await.expect(201);
-    checker.win(&stage.core, 0..80).await;
-    stage.drained("demo").await;
-    assert_eq!(lost_events(&stage.core).await, 0);
-    stage.sql.run("DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 70".to_owned()).await;
+    let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+    fixture.core.create("whole", json!({})).await;
+    fixture.core.claim("whole", "alice", "k").await.expect(201);
+    checker.win(&fixture.core, 0..80).await;
+    fixture.relayed("demo").await;
+    assert_eq!(lost_events(&fixture.core).await, 0);
+    fixture.sql.run("DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 70".to_owned()).await;
     row.fault();
-    stage.postgres().stop_immediately().await;
-    stage.postgres().start_again().await;
+    fixture.postgres().stop_immediately().await;
+    fixture.postgres().start_again().await;
     // Claims that are relayed meanwhile hide nothing.
-    assert_eq!(winners(&checker, &stage.core, 80..90).await, 10);
+    assert_eq!(winners(&checker, &fixture.core, 80..90).await, 10);
     eventually(SOON, || async {
-        let (found, log) = (lost_events(&stage.core).await, stage.core.log());
+        let (found, log) = (lost_events(&fixture.core).await, fixture.core.log());
         let told =
             log.lines().filter(|line| line.contains("ERROR") && line.contains("reconcile demo --repair"));
         holds(found == 10 && told.count() == 1 && !log.contains("reconcile whole"), || log.clone())
     })
     .await;
-    assert_eq!(repair(&stage.core).await["agrees"], true);
-    stage.judge(row, &checker, Expect::default()).await;
+    assert_eq!(repair(&fixture.core).await["agrees"], true);
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_core_with_a_redis_of_its_own_is_refused() {
     let row = Row::begin("two cores with a Redis of their own on one database");
-    let stage = match Stage::on_postgres(true).await {
-        Ok(stage) => stage,
+    let fixture = match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
-    checker.win(&stage.core, 0..60).await;
+    let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+    checker.win(&fixture.core, 0..60).await;
     row.fault();
-    let url = stage.postgres.as_ref().unwrap().url("register");
+    let url = fixture.postgres.as_ref().unwrap().url("claimgate");
     let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url));
-    let (list, token) = (second.admin_url("/admin/v1/campaigns"), stage.core.admin_token());
+    let (list, token) = (second.admin_url("/admin/v1/campaigns"), fixture.core.admin_token());
     if let Ok(reply) = second.client().try_get(&list, &token).await {
         assert!(reply.status >= 400, "it takes no calls yet: {}", reply.text());
     }
@@ -335,37 +336,37 @@ async fn a_second_core_with_a_redis_of_its_own_is_refused() {
     assert_eq!(status.code(), Some(2), "a wrong configuration");
     let log = second.log();
     assert!(log.lines().last().unwrap().contains("CLAIMGATE_REDIS_URL"), "{log}");
-    assert_eq!(winners(&checker, &stage.core, 60..140).await, 40);
-    stage.judge(row, &checker, Expect::default()).await;
+    assert_eq!(winners(&checker, &fixture.core, 60..140).await, 40);
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// A restore, or a replaced host: nobody has to say anything, or it is said to be so.
+/// A restore, or a replaced host: no action is needed, or `--take-over` says so at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one() {
     let row = Row::begin("a replaced Redis on the same PostgreSQL");
-    let mut stage = match Stage::on_postgres(true).await {
-        Ok(stage) => stage,
+    let mut fixture = match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixture,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", LIMITS).await;
-    checker.win(&stage.core, 0..30).await;
-    stage.drained("demo").await;
+    let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+    checker.win(&fixture.core, 0..30).await;
+    fixture.relayed("demo").await;
     let options = CoreOptions::default()
-        .with("CLAIMGATE_DATABASE_URL", stage.postgres.as_ref().unwrap().url("register"));
+        .with("CLAIMGATE_DATABASE_URL", fixture.postgres.as_ref().unwrap().url("claimgate"));
     row.kill();
-    stage.core.stop().await;
-    stage.core = options.clone().with_flag("--take-over").start().await;
-    assert_eq!(winners(&checker, &stage.core, 30..60).await, 30);
-    stage.drained("demo").await;
+    fixture.core.stop().await;
+    fixture.core = options.clone().with_flag("--take-over").start().await;
+    assert_eq!(winners(&checker, &fixture.core, 30..60).await, 30);
+    fixture.relayed("demo").await;
     row.kill();
-    stage.core.stop().await;
-    stage.core = Core::launch(options);
+    fixture.core.stop().await;
+    fixture.core = Core::launch(options);
     // 30 s, by itself.
     eventually(2 * SOON, || async {
-        let reply = stage.core.client().try_get(&stage.core.admin_url("/readyz"), "").await;
-        holds(reply.is_ok_and(|reply| reply.status == 200), || stage.core.log())
+        let reply = fixture.core.client().try_get(&fixture.core.admin_url("/readyz"), "").await;
+        holds(reply.is_ok_and(|reply| reply.status == 200), || fixture.core.log())
     })
     .await;
-    assert_eq!(winners(&checker, &stage.core, 60..140).await, 40);
-    stage.judge(row, &checker, Expect::default()).await;
+    assert_eq!(winners(&checker, &fixture.core, 60..140).await, 40);
+    fixture.judge(row, &checker, Expect::default()).await;
 }

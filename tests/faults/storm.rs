@@ -8,12 +8,12 @@ use std::time::Duration;
 use support::checker::{Checker, Expect, Limits, Verdict};
 use support::client::client;
 use support::heavy;
-use support::numbers::Numbers;
 use support::process::{Signal, signal_pid};
+use support::rng::Rng;
 use support::storm::{Seen, Wish, wishes};
 use tokio::time::{interval, sleep};
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::{Row, say};
 
 /// Rounds without `ROUNDS`; `make soak` sets 20.
@@ -31,33 +31,33 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 async fn two_cores_with_processes_killed_under_load() {
     let row = Row::begin("processes killed under load: two cores, external Redis, PostgreSQL");
     let _turn = heavy().await;
-    match Stage::two_cores().await {
-        Ok(stage) => rounds(stage, row).await,
+    match Fixture::two_cores().await {
+        Ok(fixture) => rounds(fixture, row).await,
         Err(why) => row.skip(&why),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_core_with_processes_killed_under_load() {
-    let row = Row::begin("processes killed under load: one core, embedded Redis, SQLite");
+    let row = Row::begin("processes killed under load: one core, managed Redis, SQLite");
     let _turn = heavy().await;
-    rounds(Stage::embedded().await, row).await;
+    rounds(Fixture::managed().await, row).await;
 }
 
-async fn rounds(mut stage: Stage, row: Row) {
+async fn rounds(mut fixture: Fixture, row: Row) {
     let rounds = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
-    let mut numbers = Numbers::seeded("storm");
+    let mut rng = Rng::seeded("storm");
     let (mut all, mut operations) = (Verdict::default(), 0);
     for round in 1..=rounds {
-        let checker = Checker::create(&stage.core, &format!("round{round}"), LIMITS).await;
-        let storm = Storm::new(&stage);
+        let checker = Checker::create(&fixture.core, &format!("round{round}"), LIMITS).await;
+        let storm = Storm::new(&fixture);
         let kills = async {
-            let killed = kill_again_and_again(&mut stage, &storm, &row, &mut numbers).await;
+            let killed = kill_again_and_again(&mut fixture, &storm, &row, &mut rng).await;
             storm.over.store(true, Ordering::Relaxed);
             killed
         };
         let (killed, ()) = tokio::join!(kills, storm.blow(&checker));
-        let verdict = judge(&stage, &checker).await;
+        let verdict = judge(&fixture, &checker).await;
         say(&format!("  round {round} of {rounds}: killed {killed}; {} asked; {verdict:?}", checker.asked()));
         operations += checker.asked();
         all.acknowledged += verdict.acknowledged;
@@ -67,33 +67,33 @@ async fn rounds(mut stage: Stage, row: Row) {
     row.survived(operations, all);
 }
 
-async fn judge(stage: &Stage, checker: &Checker) -> Verdict {
-    let cores: Vec<_> = std::iter::once(&stage.core).chain(&stage.others).collect();
+async fn judge(fixture: &Fixture, checker: &Checker) -> Verdict {
+    let cores: Vec<_> = std::iter::once(&fixture.core).chain(&fixture.others).collect();
     for core in &cores {
         core.ready().await;
     }
-    checker.judge(&cores, &stage.sql, &stage.redis().await, Expect::default()).await
+    checker.judge(&cores, &fixture.sql, &fixture.redis().await, Expect::default()).await
 }
 
 /// Every process in turn may be the one; it is started again at once.
-async fn kill_again_and_again(stage: &mut Stage, storm: &Storm, row: &Row, numbers: &mut Numbers) -> String {
+async fn kill_again_and_again(fixture: &mut Fixture, storm: &Storm, row: &Row, rng: &mut Rng) -> String {
     let mut killed = BTreeMap::<&str, usize>::new();
     let mut ticks = interval(KILL_EVERY);
     ticks.tick().await;
     for _ in 0..KILLS_A_ROUND {
         ticks.tick().await;
         let (core, redis) =
-            [(true, false), (false, true), (true, true)][usize::try_from(numbers.draw() % 3).unwrap()];
+            [(true, false), (false, true), (true, true)][usize::try_from(rng.draw() % 3).unwrap()];
         if redis {
             row.kill();
             *killed.entry("Redis").or_default() += 1;
-            kill_redis(stage).await;
+            kill_redis(fixture).await;
         }
         if core {
             row.kill();
             *killed.entry("core").or_default() += 1;
-            let which = usize::try_from(numbers.draw()).unwrap_or(0) % (1 + stage.others.len());
-            let core = if which == 0 { &mut stage.core } else { &mut stage.others[which - 1] };
+            let which = usize::try_from(rng.draw()).unwrap_or(0) % (1 + fixture.others.len());
+            let core = if which == 0 { &mut fixture.core } else { &mut fixture.others[which - 1] };
             core.kill();
             *core = core.launch_again();
             storm.urls.lock().unwrap()[which] = core.url("/internal/v1/claims");
@@ -102,12 +102,12 @@ async fn kill_again_and_again(stage: &mut Stage, storm: &Storm, row: &Row, numbe
     format!("{killed:?}")
 }
 
-/// The embedded one is started again by its core, the test's own by the test.
-async fn kill_redis(stage: &mut Stage) {
-    if let Some(server) = &mut stage.server {
+/// The managed one is started again by its core, the test's own by the test.
+async fn kill_redis(fixture: &mut Fixture) {
+    if let Some(server) = &mut fixture.server {
         return server.kill_and_restart().await;
     }
-    let core = stage.core.pid();
+    let core = fixture.core.pid();
     let children = std::fs::read_to_string(format!("/proc/{core}/task/{core}/children")).unwrap_or_default();
     for task in std::fs::read_dir(format!("/proc/{core}/task")).into_iter().flatten().flatten() {
         let of_thread = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
@@ -126,8 +126,8 @@ struct Storm {
 }
 
 impl Storm {
-    fn new(stage: &Stage) -> Self {
-        let cores = std::iter::once(&stage.core).chain(&stage.others);
+    fn new(fixture: &Fixture) -> Self {
+        let cores = std::iter::once(&fixture.core).chain(&fixture.others);
         let urls = cores.map(|core| core.url("/internal/v1/claims")).collect();
         Self { urls: Mutex::new(urls), at: AtomicUsize::new(0), over: AtomicBool::new(false) }
     }

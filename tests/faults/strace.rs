@@ -11,7 +11,7 @@ use support::wait::holds;
 use support::{RedisServer, SOON, eventually};
 use tempfile::NamedTempFile;
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// strace on a running process, its output in a file.
@@ -23,8 +23,9 @@ struct Strace {
 impl Strace {
     /// `Err` where there is no strace, or no right to attach it.
     async fn attach(pid: u32, options: &[&str]) -> Result<Self, String> {
-        let there = std::env::var_os("PATH")
-            .is_some_and(|path| std::env::split_paths(&path).any(|folder| folder.join("strace").is_file()));
+        let there = std::env::var_os("PATH").is_some_and(|path| {
+            std::env::split_paths(&path).any(|directory| directory.join("strace").is_file())
+        });
         if !there {
             return Err("no strace".to_owned());
         }
@@ -77,16 +78,16 @@ fn synced_before_the_answer(calls: &[String], user: &str) -> Option<bool> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_truly_precedes_the_answer() {
     let row = Row::begin("fsync truly precedes the answer");
-    let stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..1).await;
+    let fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..1).await;
     let trace = ["-e", "trace=fdatasync,fsync,write,writev,sendto"];
-    let strace = match Strace::attach(stage.core.redis_pid().await, &trace).await {
+    let strace = match Strace::attach(fixture.core.redis_pid().await, &trace).await {
         Ok(strace) => strace,
         Err(why) => return row.skip(&why),
     };
     for at in 0..10 {
-        checker.claim(&stage.core, &format!("watched-{at}-"), "k").await;
+        checker.claim(&fixture.core, &format!("watched-{at}-"), "k").await;
     }
     let calls = strace.detach().await;
     for at in 0..10 {
@@ -94,7 +95,7 @@ async fn fsync_truly_precedes_the_answer() {
         let synced = synced_before_the_answer(&calls, &format!("watched-{at}-"));
         assert_eq!(synced, Some(true), "watched-{at} was answered before it was on the disk");
     }
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// The same look at a Redis that syncs once a second: what is seen above can be told from what must not be.
@@ -102,50 +103,50 @@ async fn fsync_truly_precedes_the_answer() {
 async fn the_look_at_fsync_tells_everysec() {
     let row = Row::begin("fsync once a second is told from fsync on every write");
     let server = RedisServer::start_with(&[("appendfsync", "everysec")], &[]).await;
-    let stage = Stage::on(server, support::CoreOptions::default()).await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..1).await;
+    let fixture = Fixture::on(server, support::CoreOptions::default()).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..1).await;
     let trace = ["-e", "trace=fdatasync,fsync,write,writev,sendto"];
-    let strace = match Strace::attach(stage.redis().await.pid().await, &trace).await {
+    let strace = match Strace::attach(fixture.redis().await.pid().await, &trace).await {
         Ok(strace) => strace,
         Err(why) => return row.skip(&why),
     };
     for at in 0..10 {
-        checker.claim(&stage.core, &format!("watched-{at}-"), "k").await;
+        checker.claim(&fixture.core, &format!("watched-{at}-"), "k").await;
     }
     let calls = strace.detach().await;
     let looked = |at| synced_before_the_answer(&calls, &format!("watched-{at}-"));
     let late = (0..10).filter(|at| looked(*at) != Some(true)).count();
     assert!(late > 5, "everysec looks as good as always");
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_error() {
     let row = Row::begin("fsync error");
-    let stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    stage.drained("demo").await;
+    let fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    fixture.relayed("demo").await;
     let inject = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO"];
-    let pid = stage.core.redis_pid().await;
+    let pid = fixture.core.redis_pid().await;
     let mut strace = match Strace::attach(pid, &inject).await {
         Ok(strace) => strace,
         Err(why) => return row.skip(&why),
     };
     row.kill();
     assert_eq!(
-        checker.claim(&stage.core, "u20", "k").await,
+        checker.claim(&fixture.core, "u20", "k").await,
         Seen::Unknown,
         "acknowledged, and not on the disk"
     );
-    // Redis ends itself; strace has nobody left to follow, and ends too.
+    // Redis ends itself; strace has no process left to follow, and ends too.
     strace.process.wait(SOON).await;
     eventually(SOON, || async {
-        let seen = checker.claim(&stage.core, "u21", "k").await;
+        let seen = checker.claim(&fixture.core, "u21", "k").await;
         holds(seen != Seen::Unknown, || "no decision".to_owned())
     })
     .await;
-    assert_ne!(stage.core.redis_pid().await, pid, "Redis went on after the disk had failed");
-    stage.judge(row, &checker, Expect::default()).await;
+    assert_ne!(fixture.core.redis_pid().await, pid, "Redis went on after the disk had failed");
+    fixture.judge(row, &checker, Expect::default()).await;
 }

@@ -1,4 +1,4 @@
-//! Redis and PostgreSQL behind TLS: core speaks to who can prove to be them, and to nobody else.
+//! Redis and PostgreSQL behind TLS: core speaks only to servers that prove to be them.
 
 use support::certificates::Certificates;
 use support::checker::{Checker, Expect};
@@ -9,7 +9,7 @@ use support::storm::Seen;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually};
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// Full of what an address has to escape.
@@ -17,15 +17,15 @@ const PASSWORD: &str = "no:log/may@have+this";
 const PASSWORD_IN_URL: &str = "no%3Alog%2Fmay%40have%2Bthis";
 
 /// A core on a Redis behind TLS.
-async fn behind_tls(certificates: &Certificates) -> Stage {
+async fn behind_tls(certificates: &Certificates) -> Fixture {
     let address = free_address();
     let server = certificates.redis(address, PASSWORD).await;
     let options = talkative()
         .with("SSL_CERT_FILE", certificates.file("trusted.pem"))
         .with("CLAIMGATE_REDIS_URL", format!("rediss://core:{PASSWORD_IN_URL}@{address}"));
-    let mut stage = Stage::embedded_with(options).await;
-    stage.server = Some(server);
-    stage
+    let mut fixture = Fixture::managed_with(options).await;
+    fixture.server = Some(server);
+    fixture
 }
 
 /// Even such a log keeps the password.
@@ -46,23 +46,23 @@ async fn redis_behind_tls() {
         Ok(certificates) => certificates,
         Err(why) => return row.skip(&why),
     };
-    let mut stage = behind_tls(&certificates).await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    let clients: String = stage.redis().await.query(&["CLIENT", "LIST"]).await;
+    let mut fixture = behind_tls(&certificates).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    let clients: String = fixture.redis().await.query(&["CLIENT", "LIST"]).await;
     assert!(clients.contains("user=core"), "there is no other way in than TLS: {clients}");
     for round in 1..=3 {
         row.kill();
-        stage.server().kill_and_restart().await;
+        fixture.server().kill_and_restart().await;
         eventually(SOON, || async {
-            let seen = checker.claim(&stage.core, &format!("after-{round}"), "k").await;
-            holds(seen != Seen::Unknown, || stage.core.log())
+            let seen = checker.claim(&fixture.core, &format!("after-{round}"), "k").await;
+            holds(seen != Seen::Unknown, || fixture.core.log())
         })
         .await;
-        checker.win(&stage.core, round * 20..round * 20 + 20).await;
+        checker.win(&fixture.core, round * 20..round * 20 + 20).await;
     }
-    keeps_the_password(&stage.core);
-    stage.judge(row, &checker, Expect::default()).await;
+    keeps_the_password(&fixture.core);
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// What makes a server one that core must not believe.
@@ -107,36 +107,36 @@ async fn redis_that_proves_nothing() {
         Ok(certificates) => certificates,
         Err(why) => return row.skip(&why),
     };
-    let mut stage = behind_tls(&certificates).await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    stage.drained("demo").await;
+    let mut fixture = behind_tls(&certificates).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    fixture.relayed("demo").await;
     for (at, impostor) in Impostor::ALL.into_iter().enumerate() {
-        stage.core.stop().await;
+        fixture.core.stop().await;
         row.fault();
         impostor.appear(&certificates);
-        stage.server().kill_and_restart().await;
-        stage.core = stage.core.launch_again();
-        grants_nothing(&stage, &checker, at + 1).await;
+        fixture.server().kill_and_restart().await;
+        fixture.core = fixture.core.launch_again();
+        grants_nothing(&fixture, &checker, at + 1).await;
         Impostor::vanish(&certificates);
     }
     // With the right certificate, but without what core's password opens.
-    stage.core.stop().await;
+    fixture.core.stop().await;
     row.fault();
-    stage.server().kill_and_restart().await;
-    let redis = stage.redis().await;
+    fixture.server().kill_and_restart().await;
+    let redis = fixture.redis().await;
     redis.query::<()>(&["ACL", "SETUSER", "core", "resetpass", ">another"]).await;
-    stage.core = stage.core.launch_again();
-    grants_nothing(&stage, &checker, 3).await;
+    fixture.core = fixture.core.launch_again();
+    grants_nothing(&fixture, &checker, 3).await;
     redis.query::<()>(&["ACL", "SETUSER", "core", &format!(">{PASSWORD}")]).await;
-    stage.core.ready().await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.core.ready().await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// Core is alive, says that it waits, for the `times`th time in its log, and no claim comes of it.
-async fn grants_nothing(stage: &Stage, checker: &Checker, times: usize) {
-    let (core, redis) = (&stage.core, stage.redis().await);
-    let before = (redis.counter("demo", "taken").await, stage.sql.claims("demo").await);
+async fn grants_nothing(fixture: &Fixture, checker: &Checker, times: usize) {
+    let (core, redis) = (&fixture.core, fixture.redis().await);
+    let before = (redis.counter("demo", "taken").await, fixture.sql.claims("demo").await);
     eventually(SOON, || async {
         let log = core.log();
         holds(log.matches("still waiting for Redis").count() == times, || log.clone())
@@ -148,70 +148,70 @@ async fn grants_nothing(stage: &Stage, checker: &Checker, times: usize) {
         let replay = core.claim("demo", "u0", "k").await;
         replay.refused(503, "unavailable");
     }
-    assert_eq!((redis.counter("demo", "taken").await, stage.sql.claims("demo").await), before);
+    assert_eq!((redis.counter("demo", "taken").await, fixture.sql.claims("demo").await), before);
     keeps_the_password(core);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_behind_tls() {
     let row = Row::begin("TLS: PostgreSQL, restarted, and with a certificate that is not right");
-    let (certificates, mut stage) = match on_postgres().await {
+    let (certificates, mut fixture) = match on_postgres().await {
         Ok(made) => made,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..20).await;
-    stage.drained("demo").await;
-    assert_eq!(stage.sql.claims("demo").await.len(), 20);
-    let (open, by_tls) = connections(stage.postgres()).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..20).await;
+    fixture.relayed("demo").await;
+    assert_eq!(fixture.sql.claims("demo").await.len(), 20);
+    let (open, by_tls) = connections(fixture.postgres()).await;
     assert!(open > 0 && open == by_tls, "{by_tls} of {open} connections by TLS");
     row.kill();
-    stage.postgres().stop_immediately().await;
-    checker.win(&stage.core, 20..40).await;
-    stage.postgres().start_again().await;
-    stage.drained("demo").await;
+    fixture.postgres().stop_immediately().await;
+    checker.win(&fixture.core, 20..40).await;
+    fixture.postgres().start_again().await;
+    fixture.relayed("demo").await;
     for impostor in Impostor::ALL {
-        stage.core.stop().await;
+        fixture.core.stop().await;
         row.fault();
         impostor.appear(&certificates);
-        stage.postgres().stop_immediately().await;
-        stage.postgres().start_again().await;
-        let mut core = stage.core.launch_again();
+        fixture.postgres().stop_immediately().await;
+        fixture.postgres().start_again().await;
+        let mut core = fixture.core.launch_again();
         let ended = core.process().wait(SOON).await;
         let log = core.log();
         let last = log.lines().last().unwrap_or_default();
         assert!(
-            !ended.success() && last.contains("opening the register") && last.contains(impostor.is_called()),
+            !ended.success() && last.contains("opening the ") && last.contains(impostor.is_called()),
             "{ended}: {log}"
         );
         core.try_claim("demo", "refused", "k", 1).await.expect_err("a core that has ended");
         keeps_the_password(&core);
         Impostor::vanish(&certificates);
-        stage.postgres().stop_immediately().await;
-        stage.postgres().start_again().await;
-        stage.core = stage.core.restart().await;
+        fixture.postgres().stop_immediately().await;
+        fixture.postgres().start_again().await;
+        fixture.core = fixture.core.restart().await;
     }
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// A core on a PostgreSQL behind TLS.
-async fn on_postgres() -> Result<(Certificates, Stage), String> {
+async fn on_postgres() -> Result<(Certificates, Fixture), String> {
     let certificates = Certificates::make()?;
     let postgres = certificates.postgres().await?;
     // The test itself looks past core, by the socket.
-    let sql = Sql::open(&postgres.database("register").await);
+    let sql = Sql::open(&postgres.database("claimgate").await);
     let address = format!("claimgate:{PASSWORD_IN_URL}@{}:{}", free_address().ip(), postgres.port());
     let trusted = certificates.file("trusted.pem");
-    let url = format!("postgres://{address}/register?sslmode=verify-full&sslrootcert={trusted}");
-    let mut stage = Stage::embedded_with(talkative().with("CLAIMGATE_DATABASE_URL", url)).await;
-    stage.sql = sql;
-    stage.postgres = Some(postgres);
-    Ok((certificates, stage))
+    let url = format!("postgres://{address}/claimgate?sslmode=verify-full&sslrootcert={trusted}");
+    let mut fixture = Fixture::managed_with(talkative().with("CLAIMGATE_DATABASE_URL", url)).await;
+    fixture.sql = sql;
+    fixture.postgres = Some(postgres);
+    Ok((certificates, fixture))
 }
 
 /// How many come over the network, and how many of them by TLS.
 async fn connections(postgres: &Postgres) -> (i64, i64) {
     let query = "SELECT count(*), count(*) FILTER (WHERE ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) \
                  WHERE client_addr IS NOT NULL";
-    sqlx::query_as(query).fetch_one(&postgres.pool("register")).await.expect("connections")
+    sqlx::query_as(query).fetch_one(&postgres.pool("claimgate")).await.expect("connections")
 }

@@ -1,4 +1,4 @@
-//! The register by itself, on both databases: what its own guard lets in, and what it does about rows it cannot read.
+//! SQL by itself, on both databases: what its own guard lets in, and what it does about rows it cannot read.
 
 use std::time::{Duration, Instant};
 
@@ -19,20 +19,20 @@ use support::wait::holds;
 use support::{SOON, eventually};
 use tempfile::TempDir;
 
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use crate::tally::Row;
 
-/// A register of either database, and what it stands on.
-struct Register {
+/// A database of either kind, and what it stands on.
+struct Database {
     sql: SqlStore,
     campaign: CampaignId,
-    _folder: TempDir,
+    _directory: TempDir,
     postgres: Option<Postgres>,
 }
 
-impl Register {
+impl Database {
     /// With one campaign, at epoch 1 and without limits.
-    async fn open(url: &str, folder: TempDir, postgres: Option<Postgres>) -> Self {
+    async fn open(url: &str, directory: TempDir, postgres: Option<Postgres>) -> Self {
         let sql = SqlStore::open(url).await.unwrap();
         let body = json!({"id": "demo", "name": "demo", "starts_at": from_now(-60), "limits": {}});
         let campaign = NewCampaign::parse(body.to_string().as_bytes(), claimgate_core::clock::now()).unwrap();
@@ -40,17 +40,17 @@ impl Register {
         assert!(sql.create(&campaign, change).await.unwrap().is_none());
         let drawn = sql.draw_token(&campaign.id).await.unwrap().expect("the campaign");
         sql.raise_epoch(&drawn, Epoch::new(1), HighWaterMark::default()).await.unwrap().expect("epoch 1");
-        Self { sql, campaign: campaign.id, _folder: folder, postgres }
+        Self { sql, campaign: campaign.id, _directory: directory, postgres }
     }
 
     async fn sqlite() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        Self::open(&sqlite_url(&folder.path().join("register.sqlite")), folder, None).await
+        let directory = tempfile::tempdir().unwrap();
+        Self::open(&sqlite_url(&directory.path().join("claimgate.sqlite")), directory, None).await
     }
 
     async fn postgres() -> Result<Self, String> {
         let postgres = Postgres::start().await?;
-        let url = postgres.database("register").await;
+        let url = postgres.database("claimgate").await;
         Ok(Self::open(&url, tempfile::tempdir().unwrap(), Some(postgres)).await)
     }
 }
@@ -84,8 +84,8 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
 
 /// A claim that is stored as revoked, and granted again once the total has been removed, is granted in SQL too: the
 /// guard of the first decision says nothing about the second.
-async fn granted_again(row: Row, register: Register, at_once: bool) {
-    let Register { sql, campaign, .. } = &register;
+async fn granted_again(row: Row, database: Database, at_once: bool) {
+    let Database { sql, campaign, .. } = &database;
     let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
     let id = before.events[0].claim_id(campaign);
     if at_once {
@@ -104,77 +104,77 @@ async fn granted_again(row: Row, register: Register, at_once: bool) {
 #[tokio::test]
 async fn a_revoked_claim_is_granted_again_without_a_total_sqlite() {
     let row = Row::begin("granted again after the total was removed: SQLite");
-    granted_again(row, Register::sqlite().await, false).await;
-    let row = Row::begin("granted again after the total was removed, both drained at once: SQLite");
-    granted_again(row, Register::sqlite().await, true).await;
+    granted_again(row, Database::sqlite().await, false).await;
+    let row = Row::begin("granted again after the total was removed, both relayed at once: SQLite");
+    granted_again(row, Database::sqlite().await, true).await;
 }
 
 #[tokio::test]
 async fn a_revoked_claim_is_granted_again_without_a_total_postgres() {
     for at_once in [false, true] {
         let row = Row::begin("granted again after the total was removed: PostgreSQL");
-        match Register::postgres().await {
-            Ok(register) => granted_again(row, register, at_once).await,
+        match Database::postgres().await {
+            Ok(database) => granted_again(row, database, at_once).await,
             Err(why) => row.skip(&why),
         }
     }
 }
 
 /// A row that this build cannot read, as another version may have written it, stops neither the others nor the start.
-async fn one_is_unreadable(row: Row, mut stage: Stage) {
+async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
     for id in ["aaa", "demo", "zzz"] {
-        stage.core.create(id, json!({"total": 10})).await;
-        stage.core.claim(id, "alice", "k").await.expect(201);
+        fixture.core.create(id, json!({"total": 10})).await;
+        fixture.core.claim(id, "alice", "k").await.expect(201);
     }
-    stage.drained("aaa").await;
+    fixture.relayed("aaa").await;
     row.kill();
-    stage.core.kill();
+    fixture.core.kill();
     let zone = |zone| format!("UPDATE campaigns SET time_zone = '{zone}' WHERE id = 'aaa'");
-    assert_eq!(stage.sql.run(zone("Mars/Olympus")).await, 1);
-    stage.core = stage.core.restart().await;
+    assert_eq!(fixture.sql.run(zone("Mars/Olympus")).await, 1);
+    fixture.core = fixture.core.restart().await;
     for id in ["demo", "zzz"] {
         eventually(SOON, || async {
-            let reply = stage.core.claim(id, "bob", "k").await;
+            let reply = fixture.core.claim(id, "bob", "k").await;
             holds([200, 201].contains(&reply.status), || reply.text())
         })
         .await;
     }
-    let listed = stage.core.admin_get("/admin/v1/campaigns?limit=1").await.expect(200).json();
+    let listed = fixture.core.admin_get("/admin/v1/campaigns?limit=1").await.expect(200).json();
     assert_eq!((listed["items"].as_array().unwrap().len(), &listed["next_cursor"]), (0, &json!("aaa")));
-    let listed = stage.core.admin_get("/admin/v1/campaigns?cursor=aaa").await.expect(200).json();
+    let listed = fixture.core.admin_get("/admin/v1/campaigns?cursor=aaa").await.expect(200).json();
     let ids: Vec<_> = listed["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
     assert_eq!(ids, ["demo", "zzz"]);
     for _ in 0..3 {
         let refused = [
-            stage.core.claim("aaa", "bob", "k").await,
-            stage.core.look_up(&claim_id("aaa", "alice", "k")).await,
-            stage.core.get("/internal/v1/campaigns/aaa").await,
-            stage.core.admin_get("/admin/v1/campaigns/aaa").await,
-            stage.core.switch("aaa", "pause").await,
+            fixture.core.claim("aaa", "bob", "k").await,
+            fixture.core.look_up(&claim_id("aaa", "alice", "k")).await,
+            fixture.core.get("/internal/v1/campaigns/aaa").await,
+            fixture.core.admin_get("/admin/v1/campaigns/aaa").await,
+            fixture.core.switch("aaa", "pause").await,
         ];
         for reply in refused {
             let text = reply.refused(503, "unavailable").text();
             assert!(!text.contains("Mars") && !text.contains("zone"), "{text}");
         }
     }
-    // Several looks at the register later, the log has said it once.
-    stage.core.create("later", json!({})).await;
+    // Several reads of the database later, the log has said it once.
+    fixture.core.create("later", json!({})).await;
     let path = "/admin/v1/campaigns/later";
     for _ in 0..2 {
         let asked = Instant::now();
         eventually(SOON, || async {
-            let reply = stage.core.admin_get(path).await.expect(200);
+            let reply = fixture.core.admin_get(path).await.expect(200);
             holds(asked.elapsed() > Duration::from_millis(1200), || reply.text())
         })
         .await;
     }
-    let log = stage.core.log();
+    let log = fixture.core.log();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("cannot read")).collect();
     assert_eq!(lines.len(), 1, "{lines:#?}");
     assert!(lines[0].contains("aaa") && lines[0].contains("zone"), "{lines:?}");
-    assert_eq!(stage.sql.run(zone("UTC")).await, 1);
+    assert_eq!(fixture.sql.run(zone("UTC")).await, 1);
     eventually(SOON, || async {
-        let reply = stage.core.claim("aaa", "bob", "k").await;
+        let reply = fixture.core.claim("aaa", "bob", "k").await;
         holds([200, 201].contains(&reply.status), || reply.text())
     })
     .await;
@@ -184,14 +184,14 @@ async fn one_is_unreadable(row: Row, mut stage: Stage) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_unreadable_campaign_stops_no_other_sqlite() {
     let row = Row::begin("a campaign that cannot be read: SQLite");
-    one_is_unreadable(row, Stage::embedded().await).await;
+    one_is_unreadable(row, Fixture::managed().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_unreadable_campaign_stops_no_other_postgres() {
     let row = Row::begin("a campaign that cannot be read: PostgreSQL");
-    match Stage::on_postgres(true).await {
-        Ok(stage) => one_is_unreadable(row, stage).await,
+    match Fixture::on_postgres(true).await {
+        Ok(fixture) => one_is_unreadable(row, fixture).await,
         Err(why) => row.skip(&why),
     }
 }
@@ -200,8 +200,8 @@ async fn one_unreadable_campaign_stops_no_other_postgres() {
 #[tokio::test]
 async fn a_ping_says_soon_how_sql_is() {
     let row = Row::begin("SQL asked how it is: PostgreSQL, SIGSTOP");
-    let Register { sql, campaign, postgres, .. } = match Register::postgres().await {
-        Ok(register) => register,
+    let Database { sql, campaign, postgres, .. } = match Database::postgres().await {
+        Ok(database) => database,
         Err(why) => return row.skip(&why),
     };
     let postgres = postgres.expect("a PostgreSQL");

@@ -1,5 +1,5 @@
-//! SQL's host gone without a word: no connection is closed, nothing is answered. Claims go on, whoever needs SQL is told soon
-//! that it does not answer, and everything is drained once it is back.
+//! SQL's host gone without a word: no connection is closed, nothing is answered. Claims go on, a caller that needs SQL
+//! is told soon that it does not answer, and everything is relayed once it is back.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -9,35 +9,35 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::json;
 use support::checker::{Checker, Expect};
 use support::core_process::API_TOKEN;
+use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
-use support::proxy::Proxy;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, claim_body, eventually, heavy};
 
-use crate::stage::{ROOMY, Stage};
+use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
 
 /// The longest that a call may take which needs SQL.
 const ANSWER_MAX: Duration = Duration::from_millis(2500);
 /// How soon readiness says that SQL is away.
 const SAID_MAX: Duration = Duration::from_secs(5);
-/// How soon everything is drained once SQL is back.
-const DRAINED_MAX: Duration = Duration::from_secs(30);
+/// How soon everything is relayed once SQL is back.
+const RELAYED_MAX: Duration = Duration::from_secs(30);
 /// Requests that core takes at once in the test of places, and how many ask for what only SQL knows.
 const PLACES: usize = 400;
 const CROWD: usize = 600;
 
 /// One core on a PostgreSQL behind a proxy; `Err` where there is none.
-async fn behind_a_proxy(options: CoreOptions) -> Result<(Stage, Proxy), String> {
+async fn behind_a_proxy(options: CoreOptions) -> Result<(Fixture, FaultProxy), String> {
     let postgres = Postgres::start().await?;
-    let sql = Sql::open(&postgres.database("register").await);
-    let proxy = Proxy::start(postgres.socket()).await;
-    let url = Postgres::url_at(proxy.address(), "register");
+    let sql = Sql::open(&postgres.database("claimgate").await);
+    let proxy = FaultProxy::start(postgres.socket()).await;
+    let url = Postgres::url_at(proxy.address(), "claimgate");
     let core = options.with("CLAIMGATE_DATABASE_URL", url).start().await;
-    let stage = Stage { core, others: vec![], proxy: None, server: None, postgres: Some(postgres), sql };
-    Ok((stage, proxy))
+    let fixture = Fixture { core, others: vec![], proxy: None, server: None, postgres: Some(postgres), sql };
+    Ok((fixture, proxy))
 }
 
 /// Every kind of call that needs SQL.
@@ -53,7 +53,7 @@ fn calls(core: &Core, claim: &str) -> Vec<RequestBuilder> {
     let create = json!({"id": "new", "name": "new", "starts_at": "2030-01-01T00:00:00Z", "limits": {}});
     vec![
         internal(Method::GET, &format!("claims/{claim}")),
-        internal(Method::GET, &format!("claims/{}", claim_id("demo", "nobody", "k"))),
+        internal(Method::GET, &format!("claims/{}", claim_id("demo", "stranger", "k"))),
         internal(Method::GET, &nowhere),
         internal(Method::POST, &format!("{nowhere}/confirm")),
         internal(Method::POST, &format!("{nowhere}/return")),
@@ -96,40 +96,45 @@ async fn is_said(core: &Core, sql: &str, within: Duration) {
 }
 
 /// What must hold while SQL is gone, and once it is back.
-async fn survive(row: Row, mut stage: Stage, gone: impl FnOnce(&mut Stage), back: impl FnOnce(&mut Stage)) {
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..10).await;
+async fn survive(
+    row: Row,
+    mut fixture: Fixture,
+    gone: impl FnOnce(&mut Fixture),
+    back: impl FnOnce(&mut Fixture),
+) {
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
     let claim = claim_id("demo", "u1", "k");
-    stage.core.look_up(&claim).await.expect(200);
+    fixture.core.look_up(&claim).await.expect(200);
     row.fault();
-    gone(&mut stage);
+    gone(&mut fixture);
     let (longest, (), ()) = tokio::join!(
         async {
-            let mut longest = are_refused(&stage.core, calls(&stage.core, &claim)).await;
+            let mut longest = are_refused(&fixture.core, calls(&fixture.core, &claim)).await;
             for _ in 0..2 {
-                longest = longest.max(are_refused(&stage.core, calls(&stage.core, &claim)).await);
+                longest = longest.max(are_refused(&fixture.core, calls(&fixture.core, &claim)).await);
             }
             longest
         },
-        is_said(&stage.core, "down", SAID_MAX),
-        checker.win(&stage.core, 10..150),
+        is_said(&fixture.core, "down", SAID_MAX),
+        checker.win(&fixture.core, 10..150),
     );
-    let left_out = stage.core.claim("demo", "u1", "k").await;
+    let left_out = fixture.core.claim("demo", "u1", "k").await;
     left_out.expect(200);
-    back(&mut stage);
+    back(&mut fixture);
     let started = Instant::now();
-    eventually(DRAINED_MAX, || async {
-        let rows = stage.sql.claims("demo").await.len();
-        holds(rows == 150, || format!("SQL has heard of {rows} claims\n{}", stage.core.log()))
+    eventually(RELAYED_MAX, || async {
+        let rows = fixture.sql.claims("demo").await.len();
+        holds(rows == 150, || format!("SQL has heard of {rows} claims\n{}", fixture.core.log()))
     })
     .await;
-    let drained = started.elapsed();
-    is_said(&stage.core, "up", SAID_MAX).await;
-    stage.core.look_up(&claim).await.expect(200);
+    let relayed = started.elapsed();
+    is_said(&fixture.core, "up", SAID_MAX).await;
+    fixture.core.look_up(&claim).await.expect(200);
     crate::tally::say(&format!(
-        "answered after {longest:.2?} at most, drained {drained:.1?} after its return"
+        "answered after {longest:.2?} at most, relayed {relayed:.1?} after its return"
     ));
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -137,7 +142,7 @@ async fn sqls_host_vanishes_and_claims_go_on() {
     let _turn = heavy().await;
     let row = Row::begin("SQL gone: PostgreSQL's host vanishes");
     match behind_a_proxy(CoreOptions::default()).await {
-        Ok((stage, proxy)) => survive(row, stage, |_| proxy.vanish(), |_| proxy.come_back()).await,
+        Ok((fixture, proxy)) => survive(row, fixture, |_| proxy.vanish(), |_| proxy.come_back()).await,
         Err(why) => row.skip(&why),
     }
 }
@@ -145,10 +150,11 @@ async fn sqls_host_vanishes_and_claims_go_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sql_stands_still_and_claims_go_on() {
     let _turn = heavy().await;
-    let row = Row::begin("SQL gone: PostgreSQL, SIGSTOP, whoever needs it is told");
-    match Stage::on_postgres(true).await {
-        Ok(stage) => {
-            survive(row, stage, |stage| stage.postgres().freeze(), |stage| stage.postgres().thaw()).await;
+    let row = Row::begin("SQL gone: PostgreSQL, SIGSTOP, callers that need it are told");
+    match Fixture::on_postgres(true).await {
+        Ok(fixture) => {
+            survive(row, fixture, |fixture| fixture.postgres().freeze(), |fixture| fixture.postgres().thaw())
+                .await;
         }
         Err(why) => row.skip(&why),
     }
@@ -160,18 +166,18 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
     let _turn = heavy().await;
     let row = Row::begin("SQL gone: a crowd asks for what only SQL knows");
     let options = CoreOptions::default().with("CLAIMGATE_CONCURRENCY_MAX", PLACES.to_string());
-    let (stage, proxy) = match behind_a_proxy(options).await {
+    let (fixture, proxy) = match behind_a_proxy(options).await {
         Ok(both) => both,
         Err(why) => return row.skip(&why),
     };
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..10).await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
     row.fault();
     proxy.vanish();
     let nowhere = format!("/internal/v1/claims/{}", claim_id("nowhere", "alice", "k"));
     let answered = AtomicUsize::new(0);
     let crowd = (0..CROWD).map(|_| async {
-        let reply = stage.core.get(&nowhere).await;
+        let reply = fixture.core.get(&nowhere).await;
         answered.fetch_add(1, Ordering::Relaxed);
         reply
     });
@@ -183,31 +189,31 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
         })
         .await;
         for user in 10..60 {
-            let reply = stage.core.claim("demo", &format!("u{user}"), "k").await;
+            let reply = fixture.core.claim("demo", &format!("u{user}"), "k").await;
             assert_eq!(reply.status, 201, "{}", reply.text());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     let (replies, ()) = tokio::join!(join_all(crowd), claims);
     assert!(replies.iter().all(|reply| reply.status == 503), "{:?}", replies[0]);
-    checker.win(&stage.core, 10..60).await;
+    checker.win(&fixture.core, 10..60).await;
     proxy.come_back();
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }
 
 /// SQLite locked by another process: who writes is told in time, who reads is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_is_locked_and_who_writes_is_told() {
     let _turn = heavy().await;
-    let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE, whoever writes is told");
-    let stage = Stage::embedded().await;
-    let checker = Checker::create(&stage.core, "demo", ROOMY).await;
-    checker.win(&stage.core, 0..10).await;
-    stage.drained("demo").await;
-    let held = stage.sql.hold().await;
+    let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE, callers that write are told");
+    let fixture = Fixture::managed().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    checker.win(&fixture.core, 0..10).await;
+    fixture.relayed("demo").await;
+    let held = fixture.sql.hold().await;
     row.fault();
     let writes = || {
-        let calls = calls(&stage.core, &claim_id("demo", "u1", "k"));
+        let calls = calls(&fixture.core, &claim_id("demo", "u1", "k"));
         calls.into_iter().filter(|call| {
             let built = call.try_clone().and_then(|call| call.build().ok()).expect("a request");
             let path = built.url().path();
@@ -218,12 +224,12 @@ async fn sqlite_is_locked_and_who_writes_is_told() {
     };
     assert_eq!(writes().count(), 3);
     for _ in 0..3 {
-        are_refused(&stage.core, writes().collect()).await;
+        are_refused(&fixture.core, writes().collect()).await;
     }
     let started = Instant::now();
-    stage.core.look_up(&claim_id("demo", "u1", "k")).await.expect(200);
-    stage.core.admin_get("/admin/v1/campaigns").await.expect(200);
+    fixture.core.look_up(&claim_id("demo", "u1", "k")).await.expect(200);
+    fixture.core.admin_get("/admin/v1/campaigns").await.expect(200);
     assert!(started.elapsed() < Duration::from_secs(1), "readers waited {:?}", started.elapsed());
     held.release().await;
-    stage.judge(row, &checker, Expect::default()).await;
+    fixture.judge(row, &checker, Expect::default()).await;
 }

@@ -49,7 +49,7 @@ struct Tally {
     /// Schedules by pair and fate, and for how long.
     played: BTreeMap<(Pair, &'static str), usize>,
     took: BTreeMap<Pair, Duration>,
-    /// Steps that A has by itself: the same whoever B is.
+    /// Steps that A has by itself: the same for every B.
     steps: BTreeMap<(Database, Stage, Protocol), BTreeSet<usize>>,
     /// A's places that were played with a single pre-emption, each with leases held.
     places: BTreeMap<Pair, BTreeSet<usize>>,
@@ -175,7 +175,7 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
                     keep(schedule, played);
                 }
             }
-            // Whoever asks for no lease does the same whether one has run out.
+            // A protocol that asks for no lease does the same whether one has expired.
             if !leases || !(b.rewrites() || everything()) {
                 break;
             }

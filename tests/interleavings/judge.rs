@@ -10,7 +10,7 @@ use super::node::Node;
 use super::play::{NAMES, Play};
 use super::stage::Stage;
 
-/// Rounds in which a core reads the register, looks after the campaign and relays, both in turn.
+/// Rounds in which a core reads the campaigns from SQL, maintains this one and relays, both in turn.
 const ROUNDS_MAX: usize = 12;
 /// Claims by new users until nothing is left; no campaign here has more.
 const FILL_MAX: usize = 20;
@@ -79,14 +79,14 @@ async fn row(play: &Play<'_>) -> Option<Row> {
     })
 }
 
-/// A core that has just read the register says of the campaign what the register says.
+/// A core that has just read SQL says of the campaign what SQL says.
 async fn what_cores_know_is_what_sql_says(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     for (node, name) in nodes.iter().zip(NAMES) {
         node.refresh().await;
         let Some(row) = row(play).await else { return Ok(()) };
         let (known, is) = (node.has_evicted(&play.campaign_id()), row.evicted.is_some());
         check(known == Some(is), || {
-            format!("{name} has just read the register and says evicted: {known:?}, SQL says evicted: {is}")
+            format!("{name} has just read SQL and says evicted: {known:?}, SQL says evicted: {is}")
         })?;
     }
     Ok(())
@@ -103,10 +103,10 @@ async fn rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
         let (node, name) = (&nodes[round % 2], NAMES[round % 2]);
         play.expire_leases().await;
         let refreshed = node.refresh().await;
-        let looked = node.look_after(&play.campaign_id()).await;
+        let maintained = node.maintain(&play.campaign_id()).await;
         let relayed = node.relay().await;
         play.log.add(format!(
-            "    at rest, {name}: refresh {refreshed}, look after {looked}, relay {relayed}, since {why}"
+            "    at rest, {name}: refresh {refreshed}, maintain {maintained}, relay {relayed}, since {why}"
         ));
     }
     Err(format!("not at rest after {ROUNDS_MAX} rounds: {why}"))
@@ -150,7 +150,7 @@ async fn at_rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     Ok(())
 }
 
-/// Whoever does not know asks again with the same key, at either core.
+/// Callers without an outcome ask again with the same key, at either core.
 async fn unknown_outcomes_become_known(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     for user in play.told.get().unknown {
         let replies = [play.claim(&nodes[0], &user).await, play.claim(&nodes[1], &user).await];
@@ -203,8 +203,8 @@ fn all_told_is_there(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
             let sequence = claim.sequence;
             return Err(format!("{user} was told sequence {sequence}, SQL has {row:?}"));
         };
-        let settled = told.settled.get(&claim.id).copied().unwrap_or_default();
-        let may_be: &[&str] = match (settled.returned, settled.return_asked, settled.confirmed) {
+        let transitions = told.transitions.get(&claim.id).copied().unwrap_or_default();
+        let may_be: &[&str] = match (transitions.returned, transitions.return_asked, transitions.confirmed) {
             (true, ..) => &["returned"],
             (false, true, true) => &["granted", "returned"],
             (false, true, false) => &["granted", "held", "returned"],

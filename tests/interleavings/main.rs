@@ -6,7 +6,7 @@
 
 // Test code throughout, also in functions that are not tests themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
-#![allow(missing_docs)] // a binary of tests: nobody reads its documentation but beside the code
+#![allow(missing_docs)] // a binary of tests: its documentation is read beside the code only
 
 mod explore;
 mod judge;

@@ -84,13 +84,13 @@ impl Node {
         call(&self.internal, method, path, body).await
     }
 
-    /// What core does every second: reads the register.
+    /// What core does every second: reads the campaigns from SQL.
     pub async fn refresh(&self) -> String {
         format!("{:?}", self.refresher.lock().await.refresh().await)
     }
 
     /// What core does every second, and at once for a campaign in trouble.
-    pub async fn look_after(&self, id: &CampaignId) -> String {
+    pub async fn maintain(&self, id: &CampaignId) -> String {
         let recovery = &self.engine.recovery;
         if let Err(error) = recovery.drop_evicted().await {
             return format!("{error:?}");

@@ -66,14 +66,14 @@ impl<'w> Play<'w> {
     }
 
     /// `confirm` or `return` for the claim of `user`.
-    pub async fn settle(&self, node: &Node, user: &str, what: &str) -> Reply {
+    pub async fn transition(&self, node: &Node, user: &str, what: &str) -> Reply {
         let id = self.claim_id(user);
         let is_return = what == "return";
         if is_return {
             self.told.asked_to_return(&id);
         }
         let reply = node.internal(Method::POST, &format!("/internal/v1/claims/{id}/{what}"), None).await;
-        self.told.settle(&id, is_return, &reply);
+        self.told.transition(&id, is_return, &reply);
         reply
     }
 
@@ -153,22 +153,24 @@ impl<'w> Play<'w> {
         self.world.redis.query::<u64>(&[command, &lease]).await > 0
     }
 
-    /// Redis loses the campaign. What SQL has not heard of by then is gone, as nobody promised otherwise.
+    /// Redis loses the campaign. What SQL has not heard of by then is gone, as nothing else was promised.
     pub async fn lose_keys(&self) {
         let rows = self.world.sql.claims(&self.id).await;
         let told = self.told.get();
         let in_sql = |id: &String, sequence: u64| {
             rows.iter().any(|row| row.id == *id && row.sequence == sequence && row.status != "revoked")
         };
-        let settled = |id: &String| {
+        let is_up_to_date = |id: &String| {
             let status = rows.iter().find(|row| row.id == *id).map_or("", |row| row.status.as_str());
-            told.settled.get(id).is_none_or(|settled| {
-                (!settled.returned || status == "returned")
-                    && (!settled.confirmed || ["granted", "returned"].contains(&status))
+            told.transitions.get(id).is_none_or(|transitions| {
+                (!transitions.returned || status == "returned")
+                    && (!transitions.confirmed || ["granted", "returned"].contains(&status))
             })
         };
-        let lost =
-            told.claims.values().filter(|claim| !in_sql(&claim.id, claim.sequence) || !settled(&claim.id));
+        let lost = told
+            .claims
+            .values()
+            .filter(|claim| !in_sql(&claim.id, claim.sequence) || !is_up_to_date(&claim.id));
         self.told.lost(lost.map(|claim| claim.id.clone()));
         let keys = self.keys();
         let words: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
@@ -179,7 +181,7 @@ impl<'w> Play<'w> {
     /// back, if the campaign is in Redis. An evicted one would come back for it, in the midst of what stands still.
     pub async fn callers(&self, nodes: &[Node; 2], stage: Stage) {
         if stage.is_in_redis() {
-            let reply = self.settle(&nodes[1], "u5", "return").await;
+            let reply = self.transition(&nodes[1], "u5", "return").await;
             self.log.add(format!("    u5 gives back at B: {}", reply.brief()));
         }
         for (node, name) in nodes.iter().zip(NAMES) {

@@ -11,7 +11,7 @@ use super::stage::Stage;
 pub enum Protocol {
     /// An admin creates the campaign.
     Create,
-    /// The recovery looks after it.
+    /// The recovery makes it ready.
     EnsureReady,
     /// The same, of a campaign that is over: it is evicted.
     Evict,
@@ -26,7 +26,7 @@ pub enum Protocol {
     Relay,
     /// The same, where SQL refuses what it brings: it suspends the campaign, and the recovery takes it from there.
     Suspend,
-    /// The register's look every second.
+    /// The read of SQL every second.
     Refresh,
     /// A caller confirms a claim that is held.
     Confirm,
@@ -95,7 +95,7 @@ impl Protocol {
         let (version, total) = (stage.version(), stage.total());
         match self {
             Self::Create => play.create(node, total, 2, None).await.brief(),
-            Self::EnsureReady | Self::Evict => node.look_after(&play.campaign_id()).await,
+            Self::EnsureReady | Self::Evict => node.maintain(&play.campaign_id()).await,
             Self::Reopen => play.patch(node, json!({"ends_at": null}), version).await.brief(),
             Self::Raise => play.patch(node, json!({"limits": {"total": total + 2}}), version).await.brief(),
             Self::Lower => play.patch(node, json!({"limits": {"total": total - 1}}), version).await.brief(),
@@ -104,11 +104,11 @@ impl Protocol {
             Self::Relay => node.relay().await,
             Self::Suspend => {
                 let relayed = node.relay().await;
-                format!("{relayed}, then {}", node.look_after(&play.campaign_id()).await)
+                format!("{relayed}, then {}", node.maintain(&play.campaign_id()).await)
             }
             Self::Refresh => node.refresh().await,
-            Self::Confirm => play.settle(node, "u1", "confirm").await.brief(),
-            Self::Return => play.settle(node, "u2", "return").await.brief(),
+            Self::Confirm => play.transition(node, "u1", "confirm").await.brief(),
+            Self::Return => play.transition(node, "u2", "return").await.brief(),
             Self::Repair => play.repair(node).await,
             Self::Claims => {
                 let mut said = Vec::new();

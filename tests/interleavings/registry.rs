@@ -12,10 +12,10 @@ const ELSEWHERE: [(&str, &str); 10] = [
     ("redis:survey", "a look at campaigns at rest, which changes nothing"),
     ("redis:keys_owner", "asked by `drop-foreign` alone; faults::registers does"),
     ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
-    ("redis:sold_out", "asked in a task of the gate's own"),
+    ("redis:sold_out", "asked in a task of the batcher's own"),
     ("redis:lease.renew", "asked in a task of the lease's own"),
     ("sql:claims", "lists and exports, which change nothing"),
-    ("sql:campaigns", "pages of the register, at a start and in lists; single rows are read otherwise"),
+    ("sql:campaigns", "pages of campaigns, at a start and in lists; single rows are read otherwise"),
 ];
 
 /// The names that stand in core's source but for those of [`ELSEWHERE`].
@@ -41,8 +41,9 @@ pub fn names() -> BTreeSet<String> {
     found
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("core's source").map(|entry| entry.expect("an entry").path());
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries =
+        fs::read_dir(directory).expect("core's source").map(|entry| entry.expect("an entry").path());
     entries
         .flat_map(|path| {
             if path.is_dir() {

@@ -92,7 +92,7 @@ impl Stage {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
                 let before = "SELECT sequence, events FROM campaigns WHERE id = $1";
                 let before = play.world.sql.numbers(before, &play.id).await.expect("the campaign");
-                drain(play, nodes).await;
+                relay_all(play, nodes).await;
                 let [Some(sequence), Some(events)] = before[..] else { panic!("two numbers") };
                 let id = &play.id;
                 for statement in [
@@ -107,16 +107,16 @@ impl Stage {
             Self::Lost => {
                 open(play, nodes, TOTAL_MANY, PER_USER_MANY, Some(HOLD_S)).await;
                 many_claims_of_one(play, a).await;
-                drain(play, nodes).await;
+                relay_all(play, nodes).await;
                 play.lose_keys().await;
             }
             Self::Over | Self::Evicted => {
                 open(play, nodes, TOTAL, PER_USER, None).await;
-                drain(play, nodes).await;
+                relay_all(play, nodes).await;
                 let over = play.patch(a, json!({"ends_at": "2021-01-01T00:00:00Z"}), 1).await;
                 assert_eq!(over.status, 200, "{}", over.body);
                 if self == Self::Evicted {
-                    a.look_after(&play.campaign_id()).await;
+                    a.maintain(&play.campaign_id()).await;
                     assert_eq!(play.keys_there().await, 0, "it is evicted");
                 }
                 b.refresh().await;
@@ -132,11 +132,11 @@ async fn open(play: &Play<'_>, nodes: &[Node; 2], total: u32, per_user: u32, hol
     for (node, user) in [(a, "u1"), (b, "u2"), (a, "u3")] {
         assert_eq!(play.claim(node, user).await.status, 201);
     }
-    assert_eq!(play.settle(a, "u3", "return").await.status, 200);
+    assert_eq!(play.transition(a, "u3", "return").await.status, 200);
     if hold_s.is_some() {
-        assert_eq!(play.settle(b, "u2", "confirm").await.status, 200);
+        assert_eq!(play.transition(b, "u2", "confirm").await.status, 200);
     }
-    drain(play, nodes).await;
+    relay_all(play, nodes).await;
     for (node, user) in [(b, "u4"), (a, "u5")] {
         assert_eq!(play.claim(node, user).await.status, 201);
     }
@@ -150,9 +150,9 @@ fn forked_claim(campaign: &str, id: &str, place: u64) -> String {
     )
 }
 
-async fn drain(play: &Play<'_>, nodes: &[Node; 2]) {
+async fn relay_all(play: &Play<'_>, nodes: &[Node; 2]) {
     for node in nodes {
-        node.look_after(&play.campaign_id()).await;
+        node.maintain(&play.campaign_id()).await;
         node.relay().await;
     }
     assert_eq!(play.world.redis.outbox_entries(&play.id).await, 1, "all is in SQL");

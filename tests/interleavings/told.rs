@@ -14,7 +14,7 @@ pub struct Acknowledged {
 
 /// Confirmations and returns asked for, of one claim.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Settled {
+pub struct Transitions {
     /// Some caller was told that it is granted for good.
     pub confirmed: bool,
     /// Some caller was told that it is returned.
@@ -34,7 +34,7 @@ pub struct Inner {
     /// Users whose claim's outcome is unknown: they ask again.
     pub unknown: BTreeSet<String>,
     /// By the claim's id.
-    pub settled: BTreeMap<String, Settled>,
+    pub transitions: BTreeMap<String, Transitions>,
     /// The highest total that any admin has asked for.
     pub total_max: u64,
     /// The highest version of the rules that an admin was told to be in force.
@@ -120,18 +120,18 @@ impl Told {
     }
 
     /// Of a confirmation or a return.
-    pub fn settle(&self, id: &str, is_return: bool, reply: &Reply) {
+    pub fn transition(&self, id: &str, is_return: bool, reply: &Reply) {
         let mut told = self.0.lock().unwrap();
         let must_be_there =
             told.claims.values().any(|claim| claim.id == id) && !told.lost.contains(id) && !told.forked;
-        let settled = told.settled.entry(id.to_owned()).or_default();
+        let transitions = told.transitions.entry(id.to_owned()).or_default();
         match (reply.status, reply.body["claim"]["status"].as_str()) {
-            (200, Some("returned")) => settled.returned = true,
-            (200, Some("granted")) if !is_return => settled.confirmed = true,
+            (200, Some("returned")) => transitions.returned = true,
+            (200, Some("granted")) if !is_return => transitions.confirmed = true,
             (503 | 409, _) => {}
             (404, _) if !must_be_there => {}
             (status, _) => {
-                let line = format!("settling {id} was answered {status}: {}", reply.body);
+                let line = format!("the transition of {id} was answered {status}: {}", reply.body);
                 told.wrong.push(line);
             }
         }
@@ -139,7 +139,7 @@ impl Told {
 
     /// A return is on its way.
     pub fn asked_to_return(&self, id: &str) {
-        self.0.lock().unwrap().settled.entry(id.to_owned()).or_default().return_asked = true;
+        self.0.lock().unwrap().transitions.entry(id.to_owned()).or_default().return_asked = true;
     }
 
     /// Of a creation or a change of the rules.

@@ -94,7 +94,7 @@ impl Steps for Baton {
     }
 }
 
-/// A protocol under way.
+/// A protocol in progress.
 pub struct Track<'a, T> {
     baton: Arc<Baton>,
     future: Pin<Box<dyn Future<Output = T> + 'a>>,

@@ -25,9 +25,9 @@ pub struct World {
     pub sql: Sql,
     server: RedisServer,
     /// One pool of connections for each core.
-    archives: [SqlStore; 2],
+    stores: [SqlStore; 2],
     campaigns: AtomicUsize,
-    _folder: TempDir,
+    _directory: TempDir,
     _postgres: Option<Postgres>,
 }
 
@@ -35,30 +35,30 @@ impl World {
     pub async fn start(database: Database) -> Self {
         // Nothing here is about a machine that loses its power.
         let server = RedisServer::start_with(&[("appendonly", "no")], &[]).await;
-        let folder = tempfile::Builder::new().prefix("cgi-").tempdir_in(in_memory()).expect("a folder");
+        let directory = tempfile::Builder::new().prefix("cgi-").tempdir_in(in_memory()).expect("a directory");
         let (url, postgres) = match database {
-            Database::Sqlite => (sqlite_url(&folder.path().join("claimgate.sqlite")), None),
+            Database::Sqlite => (sqlite_url(&directory.path().join("claimgate.sqlite")), None),
             Database::Postgres => {
                 let postgres = Postgres::start().await.expect("PostgreSQL");
                 (postgres.database("claimgate").await, Some(postgres))
             }
         };
-        let archive = SqlStore::open(&url).await.expect("SQL opens");
-        let archives = [archive.reopen().expect("SQL opens"), archive];
+        let store = SqlStore::open(&url).await.expect("SQL opens");
+        let stores = [store.reopen().expect("SQL opens"), store];
         Self {
             redis: server.view().await,
             sql: Sql::open(&url),
             server,
-            archives,
+            stores,
             campaigns: AtomicUsize::new(0),
-            _folder: folder,
+            _directory: directory,
             _postgres: postgres,
         }
     }
 
     /// A core that has just started: 0 is A, 1 is B.
     pub fn node(&self, at: usize) -> Node {
-        Node::start(&self.server.url(), &self.archives[at], ["core-a", "core-b"][at])
+        Node::start(&self.server.url(), &self.stores[at], ["core-a", "core-b"][at])
     }
 
     /// An id that no schedule has had.
@@ -66,7 +66,7 @@ impl World {
         format!("c{}", self.campaigns.fetch_add(1, Relaxed))
     }
 
-    /// Takes a campaign out of Redis and SQL: the next schedule's look into the register finds its own alone.
+    /// Takes a campaign out of Redis and SQL: the next schedule's read of SQL finds its own alone.
     pub async fn remove(&self, id: &str) {
         for table in ["claims WHERE campaign_id", "audit WHERE campaign_id", "campaigns WHERE id"] {
             self.sql.run(format!("DELETE FROM {table} = '{id}'")).await;

@@ -8,8 +8,8 @@ use claimgate_shared::Timestamp;
 use support::RedisView;
 use support::inspect::key;
 
-use super::game::same;
 use super::reference::{Claim, Id, Model, View};
+use super::run::same;
 use super::system::CAMPAIGN;
 use super::words;
 
@@ -69,8 +69,8 @@ fn same_holds(model: &Model, found: &[(Vec<u8>, String)]) -> Result<(), String> 
     same(&expected, &found)
 }
 
-/// Every row of SQL, after a drain.
-pub fn register(model: &Model, rows: &[ClaimRow], taken: u64) -> Result<(), String> {
+/// Every row of SQL, once the outbox is relayed.
+pub fn sql(model: &Model, rows: &[ClaimRow], taken: u64) -> Result<(), String> {
     same(&("rows", model.claims.len()), &("rows", rows.len()))?;
     same(&("taken in SQL", model.taken), &("taken in SQL", taken))?;
     for row in rows {

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 /// The clock of every process started with its environment.
 #[derive(Debug)]
 pub struct FrozenClock {
-    folder: TempDir,
+    directory: TempDir,
     file: File,
     now_ms: i64,
 }
@@ -19,24 +19,25 @@ pub struct FrozenClock {
 impl FrozenClock {
     /// Compiles the shim.
     pub fn at(now_ms: i64) -> Self {
-        let folder = tempfile::Builder::new().prefix("cgfrozen-").tempdir().expect("a temporary folder");
+        let directory =
+            tempfile::Builder::new().prefix("cgfrozen-").tempdir().expect("a temporary directory");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/frozen_clock.c");
         let compiled = Command::new("cc")
             .args(["-O1", "-shared", "-fPIC", "-o"])
-            .arg(folder.path().join("frozen_clock.so"))
+            .arg(directory.path().join("frozen_clock.so"))
             .arg(source)
             .output()
             .expect("cc runs");
         assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-        let file = File::create(folder.path().join("now_ms")).expect("the clock's file");
-        let mut clock = Self { folder, file, now_ms };
+        let file = File::create(directory.path().join("now_ms")).expect("the clock's file");
+        let mut clock = Self { directory, file, now_ms };
         clock.set_ms(now_ms);
         clock
     }
 
     /// The variables that put a process on this clock.
     pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
-        let path = |name| self.folder.path().join(name);
+        let path = |name| self.directory.path().join(name);
         [("LD_PRELOAD", path("frozen_clock.so")), ("FROZEN_CLOCK", path("now_ms"))]
     }
 

@@ -1,4 +1,4 @@
-//! The same games over HTTP, against a core that is killed time and again: one call at a time, but for the same claim
+//! The same operations over HTTP, against a core that is killed time and again: one call at a time, but for the same claim
 //! asked several times at once.
 
 use std::collections::BTreeSet;
@@ -11,15 +11,15 @@ use support::times::ms;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
 
-use super::chance::Chance;
 use super::compare;
 use super::frozen_clock::FrozenClock;
-use super::game::same;
 use super::operations::{Ask, Operation, Table};
-use super::reference::{Answer, Left, Model, Rules, Settlement, Status, Switch, View};
+use super::reference::{Answer, Left, Model, Rules, Status, Switch, Transition, View};
+use super::rng::Rng;
+use super::run::same;
 use super::system::{CAMPAIGN, claim_id, model_id};
 
-/// What a game has been through.
+/// What a run has been through.
 #[derive(Debug, Default)]
 pub struct Tally {
     pub operations: u64,
@@ -33,7 +33,7 @@ pub struct Tally {
 /// Claims in one list: here each is a call of its own.
 const ASKS_MAX: usize = 10;
 
-struct Game {
+struct Run {
     table: Table,
     model: Model,
     clock: FrozenClock,
@@ -42,46 +42,44 @@ struct Game {
     tally: Tally,
 }
 
-/// Plays the campaign of `seed` for so many operations.
+/// Plays the campaign of `seed` for `operations` operations.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
-    let mut chance = Chance::of(seed);
-    let (table, rules) = Table::lay(&mut chance);
+    let mut rng = Rng::of(seed);
+    let (table, rules) = Table::lay(&mut rng);
     let clock = FrozenClock::at(table.begins_at);
     let redis = RedisServer::start_with(&[], &clock.environment()).await;
-    // Core lets a campaign that is over go from Redis; this clock may bring it back to life.
+    // Core evicts a campaign that is over; this clock may bring it back to life.
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1000000000");
     let core = options.with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
     core.create_with(campaign(&rules)).await;
-    let mut game = Game { table, model: Model::new(rules), clock, redis, core, tally: Tally::default() };
-    while game.tally.operations < operations {
-        let now = game.clock.now_ms();
-        let mut operation = game.table.next(&mut chance, now, &game.model);
+    let mut run = Run { table, model: Model::new(rules), clock, redis, core, tally: Tally::default() };
+    while run.tally.operations < operations {
+        let now = run.clock.now_ms();
+        let mut operation = run.table.next(&mut rng, now, &run.model);
         if let Operation::Claims(asks) = &mut operation {
             asks.truncate(ASKS_MAX);
         }
         let told =
-            format!("SEED={seed} over HTTP, operation {} at {now}: {operation:?}", game.tally.operations);
-        game.tally.operations += operation.weight();
-        game.turn(operation, &mut chance).await.map_err(|error| format!("{told}\n{error}"))?;
+            format!("SEED={seed} over HTTP, operation {} at {now}: {operation:?}", run.tally.operations);
+        run.tally.operations += operation.weight();
+        run.turn(operation, &mut rng).await.map_err(|error| format!("{told}\n{error}"))?;
     }
-    game.drained().await.map_err(|error| format!("SEED={seed} over HTTP, at the end: {error}"))?;
-    Ok(game.tally)
+    run.relayed().await.map_err(|error| format!("SEED={seed} over HTTP, at the end: {error}"))?;
+    Ok(run.tally)
 }
 
-impl Game {
-    async fn turn(&mut self, operation: Operation, chance: &mut Chance) -> Result<(), String> {
+impl Run {
+    async fn turn(&mut self, operation: Operation, rng: &mut Rng) -> Result<(), String> {
         match operation {
-            Operation::Claims(asks) if chance.percent(20) => self.claim_at_once(&asks[0]).await,
-            Operation::Claims(asks) if chance.percent(4) => {
-                self.claim_in_crash(&asks[0], chance.percent(50)).await
-            }
+            Operation::Claims(asks) if rng.percent(20) => self.claim_at_once(&asks[0]).await,
+            Operation::Claims(asks) if rng.percent(4) => self.claim_in_crash(&asks[0], rng.percent(50)).await,
             Operation::Claims(asks) => self.claims(&asks).await,
-            Operation::ClaimsInCrash(asks, _) => self.claim_in_crash(&asks[0], chance.percent(50)).await,
-            Operation::Settle(ask, settlement) => self.settle(&ask, settlement).await,
+            Operation::ClaimsInCrash(asks, _) => self.claim_in_crash(&asks[0], rng.percent(50)).await,
+            Operation::Transition(ask, transition) => self.transition(&ask, transition).await,
             Operation::LookUp(ask) => self.look_up(&ask).await,
             Operation::Clock(to) => self.move_clock(to).await,
             Operation::Change(rules) => self.change(rules).await,
-            Operation::RestartCore | Operation::DrainCut(_) => {
+            Operation::RestartCore | Operation::RelayCut(_) => {
                 self.kill_core().await;
                 Ok(())
             }
@@ -91,7 +89,7 @@ impl Game {
                 Ok(())
             }
             Operation::LoseKeys(mask) => self.lose_keys(mask).await,
-            Operation::Drain => self.drained().await,
+            Operation::Relay => self.relayed().await,
             Operation::Starve(..) | Operation::Copy | Operation::Stale | Operation::Compare => {
                 self.compare().await
             }
@@ -117,7 +115,7 @@ impl Game {
         same(&(taken(&expected), sorted(&expected)), &(taken(&found), sorted(&found)))
     }
 
-    /// Core or Redis dies with a claim under way; whoever asks again with the same key finds the one claim there is.
+    /// Core or Redis dies with a claim in flight; a retry with the same key finds the one claim there is.
     async fn claim_in_crash(&mut self, ask: &Ask, of_core: bool) -> Result<(), String> {
         self.tally.calls_cut_off += 1;
         let mut expected = self.expected(ask, 2);
@@ -148,7 +146,7 @@ impl Game {
         same(&expected, &vec![found])
     }
 
-    /// What the model says to the same claim asked so many times.
+    /// What the model answers to the same claim asked `times` times.
     fn expected(&mut self, ask: &Ask, times: usize) -> Vec<Answer> {
         let asked = vec![(model_id(ask), ask.quantity); times];
         let answers = self.model.claim_all(self.clock.now_ms(), &asked);
@@ -158,15 +156,15 @@ impl Game {
         answers
     }
 
-    async fn settle(&mut self, ask: &Ask, settlement: Settlement) -> Result<(), String> {
-        let verb = if settlement == Settlement::Confirm { "confirm" } else { "return" };
-        let expected = self.model.settle(self.clock.now_ms(), &model_id(ask), settlement);
+    async fn transition(&mut self, ask: &Ask, transition: Transition) -> Result<(), String> {
+        let verb = if transition == Transition::Confirm { "confirm" } else { "return" };
+        let expected = self.model.transition(self.clock.now_ms(), &model_id(ask), transition);
         let path = format!("/internal/v1/claims/{}/{verb}", claim_id(ask));
         let reply = answered(&self.core, Method::POST, &path, &Value::Null).await;
-        let refused = expected.map(|view| (view.status, settlement));
+        let refused = expected.map(|view| (view.status, transition));
         let status = match refused {
             None => 404,
-            Some((Status::Expired | Status::Returned, Settlement::Confirm)) => 409,
+            Some((Status::Expired | Status::Returned, Transition::Confirm)) => 409,
             Some(_) => 200,
         };
         let body = reply.json();
@@ -181,10 +179,10 @@ impl Game {
         same(&expected, &(reply.status == 200).then(|| view(&reply.json()["claim"])))
     }
 
-    /// Moves the clock. Core sweeps holds when it likes: the game goes on when it has.
+    /// Moves the clock. Core sweeps holds when it likes: the run goes on when it has.
     async fn move_clock(&mut self, to: i64) -> Result<(), String> {
         self.clock.set_ms(to);
-        // Looks after the campaign now rather than within a second, and no longer refuses by heart.
+        // Maintains the campaign now rather than within a second, and drops the cached denial.
         self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
         if self.model.expire(to) == 0 {
             return Ok(());
@@ -245,7 +243,7 @@ impl Game {
     }
 
     async fn lose_keys(&mut self, mask: u8) -> Result<(), String> {
-        self.drained().await?;
+        self.relayed().await?;
         self.tally.loads += 1;
         let redis = self.redis.view().await;
         for (at, what) in ["campaign", "users", "claims", "holds", "outbox"].iter().enumerate() {
@@ -259,7 +257,7 @@ impl Game {
     }
 
     /// Once SQL has heard of everything, it holds what the model holds.
-    async fn drained(&mut self) -> Result<(), String> {
+    async fn relayed(&mut self) -> Result<(), String> {
         let redis = self.redis.view().await;
         eventually(SOON, || async {
             let (entries, backlog) =
@@ -269,7 +267,7 @@ impl Game {
             })
         })
         .await;
-        let rows = self.core.register().await.claims(CAMPAIGN).await;
+        let rows = self.core.sql().await.claims(CAMPAIGN).await;
         let found: BTreeSet<_> = rows
             .into_iter()
             .map(|row| (row.sequence, row.id, row.quantity, row.status, row.day, row.claimed_at))

@@ -4,47 +4,47 @@
 
 // Test code throughout, also in functions that are not tests themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
-#![allow(missing_docs)] // a binary of tests: nobody reads its documentation but beside the code
+#![allow(missing_docs)] // a binary of tests: its documentation is read beside the code only
 
-mod chance;
 mod compare;
 mod frozen_clock;
-mod game;
 mod http;
 mod old_copy;
 mod operations;
 mod reference;
+mod rng;
+mod run;
 mod seeds;
 mod system;
 mod words;
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use game::Tally;
+use run::Tally;
 
 /// Operations on one campaign; then comes another one, under the next seed.
-const ONE_GAME: u64 = 2500;
-const ONE_GAME_HTTP: u64 = 1000;
-/// Over HTTP, an operation in so many.
+const ONE_RUN: u64 = 2500;
+const ONE_RUN_HTTP: u64 = 1000;
+/// Over HTTP, one operation in this many is played.
 const HTTP_SHARE: u64 = 25;
 const OPERATIONS: u64 = 100_000;
 
-/// One thread: claims asked for together reach the gate in their order.
+/// One thread: claims asked for together reach the batcher in their order.
 #[tokio::test(flavor = "current_thread")]
 async fn the_system_does_what_the_model_says() {
     let (seed, operations) =
         (number("SEED").unwrap_or_else(any_seed), number("OPERATIONS").unwrap_or(OPERATIONS));
     println!("the model: SEED={seed} OPERATIONS={operations}");
-    let (started, mut tally, mut games) = (Instant::now(), Tally::default(), 0);
+    let (started, mut tally, mut runs) = (Instant::now(), Tally::default(), 0);
     while tally.operations < operations {
-        let length = ONE_GAME.min(operations - tally.operations);
-        match game::play(seed + games, length).await {
+        let length = ONE_RUN.min(operations - tally.operations);
+        match run::play(seed + runs, length).await {
             Ok(played) => tally.add(played),
             Err(failed) => panic!("{failed}"),
         }
-        games += 1;
+        runs += 1;
     }
-    println!("{games} campaigns in {:?}: {tally:?}", started.elapsed());
+    println!("{runs} campaigns in {:?}: {tally:?}", started.elapsed());
 }
 
 #[tokio::test(flavor = "current_thread")]
@@ -53,15 +53,15 @@ async fn the_same_over_http_with_core_killed_time_and_again() {
         (number("SEED").unwrap_or_else(any_seed), number("OPERATIONS").unwrap_or(OPERATIONS));
     println!("the model over HTTP: SEED={seed}");
     let (started, mut played) = (Instant::now(), 0);
-    for game in 0.. {
+    for run in 0.. {
         if played >= operations / HTTP_SHARE {
             break;
         }
-        match http::play(seed + game, ONE_GAME_HTTP).await {
+        match http::play(seed + run, ONE_RUN_HTTP).await {
             Ok(tally) => println!("{tally:?} in {:?}", started.elapsed()),
             Err(failed) => panic!("{failed}"),
         }
-        played += ONE_GAME_HTTP;
+        played += ONE_RUN_HTTP;
     }
 }
 
@@ -69,7 +69,7 @@ async fn the_same_over_http_with_core_killed_time_and_again() {
 async fn seeds_that_failed_once() {
     for (seed, operations, name) in seeds::SEEDS {
         println!("{name}: SEED={seed} OPERATIONS={operations}");
-        if let Err(failed) = game::play(seed, operations).await {
+        if let Err(failed) = run::play(seed, operations).await {
             panic!("{name}: {failed}");
         }
     }

@@ -4,7 +4,7 @@ use claimgate_core::engine::recovery::Recovered;
 use jiff::tz::TimeZone;
 
 use super::operations::Ask;
-use super::reference::{Limits, Rules, Settlement, Switch};
+use super::reference::{Limits, Rules, Switch, Transition};
 use super::system::System;
 
 const HOLD_MS: i64 = 30_000;
@@ -27,17 +27,17 @@ async fn a_confirmation_that_redis_has_lost_is_not_undone() {
     let ask = |user: &str| Ask { user: user.to_owned(), key: "k".to_owned(), quantity: 1 };
     system.claims(&[ask("alice")]).await.expect("held");
     system.maintain().await.expect("ready");
-    system.drain().await.expect("drained");
+    system.relay().await.expect("relayed");
     system.copy().await;
-    system.settle(&ask("alice"), Settlement::Confirm).await.expect("confirmed");
-    system.drain().await.expect("drained");
+    system.transition(&ask("alice"), Transition::Confirm).await.expect("confirmed");
+    system.relay().await.expect("relayed");
 
     system.restart_redis_on_copy().await;
-    let ready = system.maintain().await.expect("looked after");
+    let ready = system.maintain().await.expect("maintained");
     system.set_clock(begins_at + HOLD_MS + 1);
     let answers = system.claims(&[ask("bob")]).await;
-    system.maintain().await.expect("looked after");
-    system.drain().await.expect("drained");
+    system.maintain().await.expect("maintained");
+    system.relay().await.expect("relayed");
     let (rows, taken) = system.rows().await;
     let statuses: Vec<_> = rows.iter().map(|row| (row.claim.user_id.to_string(), row.claim.status)).collect();
     assert!(

@@ -34,7 +34,7 @@ pub enum Switch {
 
 /// What an owner of a claim asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settlement {
+pub enum Transition {
     Confirm,
     Return,
 }
@@ -71,7 +71,7 @@ pub struct View {
     pub expires_at: Option<i64>,
 }
 
-/// A claim as the register keeps it.
+/// A claim as SQL keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     pub view: View,
@@ -218,13 +218,13 @@ impl Model {
     }
 
     /// Confirms or returns a claim: once, whatever the window or state. A hold that is due expires instead.
-    pub fn settle(&mut self, now: i64, id: &Id, settlement: Settlement) -> Option<View> {
+    pub fn transition(&mut self, now: i64, id: &Id, transition: Transition) -> Option<View> {
         let view = self.claims.get(id)?.view;
         let due = view.expires_at.is_some_and(|expires_at| expires_at <= now);
-        match (view.status, settlement) {
+        match (view.status, transition) {
             (Status::Held, _) if due => self.turn(now, id, Status::Expired),
-            (Status::Held, Settlement::Confirm) => self.turn(now, id, Status::Granted),
-            (Status::Held | Status::Granted, Settlement::Return) => self.turn(now, id, Status::Returned),
+            (Status::Held, Transition::Confirm) => self.turn(now, id, Status::Granted),
+            (Status::Held | Status::Granted, Transition::Return) => self.turn(now, id, Status::Returned),
             _ => {}
         }
         self.claims.get(id).map(|claim| claim.view)

@@ -1,5 +1,5 @@
 //! Seeds that have failed once, each under the name of what was wrong then. A seed is good for one way of choosing
-//! operations: whoever changes `operations.rs` finds them anew, with the mutant that brings the defect back.
+//! operations: after a change of `operations.rs` they must be found again, with the mutant that brings the defect back.
 
 /// Seed, operations, and what was found with them.
 pub const SEEDS: [(u64, u64, &str); 2] =

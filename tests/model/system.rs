@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use super::frozen_clock::FrozenClock;
 use super::operations::Ask;
-use super::reference::{Answer, Id, Rules, Settlement, Switch, View};
+use super::reference::{Answer, Id, Rules, Switch, Transition, View};
 use super::words;
 
 /// The campaign that is played with.
@@ -43,7 +43,7 @@ pub struct System {
     sql: SqlStore,
     core: Core,
     copied: Vec<(String, Vec<u8>)>,
-    _folder: TempDir,
+    _directory: TempDir,
 }
 
 /// What core forgets when it is killed.
@@ -69,18 +69,18 @@ impl Core {
 }
 
 impl System {
-    /// A new campaign, laid down and open to calls.
+    /// A new campaign, loaded into Redis and open to calls.
     pub async fn start(rules: &Rules, begins_at: i64) -> Self {
         let clock = FrozenClock::at(begins_at);
         let redis = RedisServer::start_with(&[], &clock.environment()).await;
-        let folder = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary folder");
-        let sql = SqlStore::open(&sqlite_url(&folder.path().join("claimgate.sqlite"))).await;
+        let directory = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary directory");
+        let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await;
         let sql = sql.expect("SQL opens");
         let campaign = new_campaign(rules);
         sql.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
         let core = Core::start(&redis, &sql, campaign);
         core.engine.recovery.ensure_ready(&core.handle).await.expect("loaded");
-        Self { clock, redis, sql, core, copied: Vec::new(), _folder: folder }
+        Self { clock, redis, sql, core, copied: Vec::new(), _directory: directory }
     }
 
     /// Claims together; `Err` when any was not decided.
@@ -114,21 +114,21 @@ impl System {
         self.changed();
     }
 
-    /// Has the gate forget what it knows by heart of being sold out, which may be 100 ms old: as core does with what it
-    /// changes itself, and as time does with the rest.
+    /// Drops what the batcher has cached of being sold out, which may be 100 ms old: as core does after its own
+    /// changes, and as time does with the rest.
     fn changed(&self) {
         self.core.engine.batcher.invalidate(&self.core.handle.campaign().id);
     }
 
     /// Confirms or returns.
-    pub async fn settle(&self, ask: &Ask, settlement: Settlement) -> Result<Option<View>, String> {
-        let settlement = match settlement {
-            Settlement::Confirm => ClaimTransition::Confirm,
-            Settlement::Return => ClaimTransition::Return,
+    pub async fn transition(&self, ask: &Ask, transition: Transition) -> Result<Option<View>, String> {
+        let transition = match transition {
+            Transition::Confirm => ClaimTransition::Confirm,
+            Transition::Return => ClaimTransition::Return,
         };
-        let settled = self.core.engine.sync.transition(&self.core.handle, &claim_id(ask), settlement).await;
+        let changed = self.core.engine.sync.transition(&self.core.handle, &claim_id(ask), transition).await;
         self.changed();
-        Ok(settled.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
+        Ok(changed.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
     }
 
     /// The claim as Redis has it, and the counters.
@@ -153,16 +153,16 @@ impl System {
         changed.map_err(|error| error.to_string())
     }
 
-    /// Has the recovery look after the campaign, which sweeps holds too.
+    /// Runs the recovery on the campaign, which sweeps holds too.
     pub async fn maintain(&self) -> Result<Recovered, String> {
         let recovered = self.core.engine.recovery.maintain(&self.core.handle).await;
         self.changed();
         recovered.map_err(|error| error.to_string())
     }
 
-    /// Drains until the outbox is empty.
-    pub async fn drain(&self) -> Result<(), String> {
-        let (stop, drain) = self.start_drain();
+    /// Relays until the outbox is empty.
+    pub async fn relay(&self) -> Result<(), String> {
+        let (stop, relay) = self.start_relay();
         let started = Instant::now();
         loop {
             let (counters, _) = self
@@ -180,21 +180,21 @@ impl System {
             }
         }
         stop.send_replace(true);
-        drain.await.map_err(|error| error.to_string())
+        relay.await.map_err(|error| error.to_string())
     }
 
-    /// Drains for as long as `looks` at the campaign take, and is cut off wherever it is then.
-    pub async fn drain_cut(&self, looks: u32) -> Result<(), String> {
-        let (_stop, drain) = self.start_drain();
+    /// Relays for as long as `looks` at the campaign take, and is cut off wherever it is then.
+    pub async fn relay_cut(&self, looks: u32) -> Result<(), String> {
+        let (_stop, relay) = self.start_relay();
         for _ in 0..looks {
             self.core.engine.sync.read(&self.core.handle, None).await.map_err(|error| error.to_string())?;
         }
-        drain.abort();
-        let _ = drain.await;
+        relay.abort();
+        let _ = relay.await;
         Ok(())
     }
 
-    fn start_drain(&self) -> (watch::Sender<bool>, JoinHandle<()>) {
+    fn start_relay(&self) -> (watch::Sender<bool>, JoinHandle<()>) {
         let (stop, stopped) = watch::channel(false);
         let relay = OutboxRelay::new(&self.core.engine, "model".to_owned());
         (stop, tokio::spawn(relay.run(stopped)))
@@ -236,17 +236,17 @@ impl System {
         self.changed();
     }
 
-    /// Drains until the outbox is empty, asking Redis past core.
-    pub async fn drain_starved(&self) -> Result<(), String> {
-        let (stop, drain) = self.start_drain();
+    /// Relays until the outbox is empty, asking Redis past core.
+    pub async fn relay_starved(&self) -> Result<(), String> {
+        let (stop, relay) = self.start_relay();
         let (redis, started) = (self.redis.view().await, Instant::now());
         while redis.outbox_entries(CAMPAIGN).await > 1 {
             if started.elapsed() > SOON {
-                return Err("without memory, the outbox is not drained".to_owned());
+                return Err("without memory, the outbox is not relayed".to_owned());
             }
         }
         stop.send_replace(true);
-        drain.await.map_err(|error| error.to_string())
+        relay.await.map_err(|error| error.to_string())
     }
 
     /// Copies the campaign's keys.

@@ -37,7 +37,7 @@ fn view(claim: &CoreClaim) -> View {
     }
 }
 
-/// A claim's status; revoked ones do not come up here, since nothing is ever granted anew.
+/// A claim's status; revoked ones do not come up here, since nothing is ever granted again.
 pub fn status(status: ClaimStatus) -> Status {
     match status {
         ClaimStatus::Granted => Status::Granted,

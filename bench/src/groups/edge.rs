@@ -57,7 +57,7 @@ const CONNECTIONS: usize = 64;
 /// How long refusals and hello have turn about: so short that what the edge remembers outlives the others' turns, as in
 /// a crowd that never pauses.
 const TURN: Duration = Duration::from_millis(100);
-/// Each round measures the three ways of a lone claim in so many turns.
+/// Each round measures the three ways of a lone claim in this many turns.
 const TURNS: u32 = 3;
 
 /// A claim's user; the edge wants to be shown a token, which is signed once.

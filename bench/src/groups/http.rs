@@ -47,7 +47,7 @@ macro_rules! sets {
             p99: &Definition::told(concat!("(d) p99 at top rate, ", $word), Unit::Microseconds),
             batch: &Definition::told(concat!("claims a batch over HTTP, ", $word), Unit::Claims),
             backlog: &Definition::told(concat!("largest outbox over HTTP, ", $word), Unit::Events),
-            lag: &Definition::told(concat!("drained after, over HTTP, ", $word), Unit::Seconds),
+            lag: &Definition::told(concat!("relayed after, over HTTP, ", $word), Unit::Seconds),
             memory_start: &Definition::told(
                 concat!("core's memory at start, ", $word), Unit::Mebibytes),
             memory_end: &Definition::told(
@@ -139,7 +139,7 @@ async fn claims(session: &mut Session, server: &mut Server, round: u32) -> anyho
     let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
     let found = server.claims(session, connections, pace).await?;
     session.say(format_args!(
-        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms, {:.1} a batch; outbox {}, drained after {:.1} s",
+        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms, {:.1} a batch; outbox {}, relayed after {:.1} s",
         server.name,
         found.tally.per_second(),
         found.tally.latency_us(0.99) / 1000.0,

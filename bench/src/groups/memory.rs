@@ -55,23 +55,23 @@ const SAMPLE: &str = "100";
 const REWRITE_POLL: Duration = Duration::from_millis(50);
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    let folder = TempDir::with_prefix("cgb-")?;
-    let url = sqlite_url(&folder.path().join("register.sqlite"));
+    let directory = TempDir::with_prefix("cgb-")?;
+    let url = sqlite_url(&directory.path().join("claimgate.sqlite"));
     let mut engine = Engine::start(Fsync::EverySecond, &url).await?;
-    let known = engine.campaign(CAMPAIGN_ID, generous()).await?;
+    let handle = engine.campaign(CAMPAIGN_ID, generous()).await?;
     engine.start_relay()?;
     session.begin_round();
     let before = redis::used_memory_bytes(&engine.view).await?;
     let mut uuids = Uuids::of(session.seed());
     for _ in 0..USERS_COUNT / PART {
-        engine.claim(&known, uuids.requests(CAMPAIGN_ID, PART)?).await?;
+        engine.claim(&handle, uuids.requests(CAMPAIGN_ID, PART)?).await?;
         Watcher::start(&engine.view, CAMPAIGN_ID).finish().await?;
     }
     while redis::is_rewriting(&engine.view).await? {
         tokio::time::sleep(REWRITE_POLL).await;
     }
     let bytes = redis::used_memory_bytes(&engine.view).await? - before;
-    engine.check(&known, USERS_COUNT as u64).await?;
+    engine.check(&handle, USERS_COUNT as u64).await?;
     session
         .say(format_args!("{USERS_COUNT} users: {:.1} bytes of Redis a claim", bytes / USERS_COUNT as f64));
     session.add(BYTES, bytes / USERS_COUNT as f64);

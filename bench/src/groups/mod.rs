@@ -1,11 +1,11 @@
 //! What can be measured, one module a group.
 
-mod drain;
+mod batcher;
 mod edge;
-mod gate;
 mod http;
 mod latency;
 mod memory;
+mod relay;
 mod sold_out;
 
 use std::pin::Pin;
@@ -31,7 +31,7 @@ pub struct Group {
 
 /// All groups, in the order in which they are measured.
 pub const GROUPS: &[Group] =
-    &[gate::GROUP, http::GROUP, sold_out::GROUP, latency::GROUP, memory::GROUP, drain::GROUP, edge::GROUP];
+    &[batcher::GROUP, http::GROUP, sold_out::GROUP, latency::GROUP, memory::GROUP, relay::GROUP, edge::GROUP];
 
 /// The groups that `--only text` means: the one of this name, else those with a figure whose name has it as a part.
 pub fn meant_by(text: &str) -> Vec<&'static Group> {

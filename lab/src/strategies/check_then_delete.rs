@@ -1,4 +1,4 @@
-//! Owner checked, then `DEL`: the lock holds a random owner, and whoever releases it looks first whether it is theirs.
+//! Owner checked, then `DEL`: the lock holds a random owner, and a caller that releases it checks the owner first.
 //!
 //! Breaks in the gap: the check and the delete are two steps, and the lease may end between them. Then the `DEL` frees the
 //! next holder's lock, and a third comes in beside it. Rarer than without an owner, and so found later.
@@ -67,7 +67,7 @@ impl CheckThenDelete {
         }
         let expired = holder.since.elapsed() > LEASE;
         let deleted: u64 = app.redis.ask(cmd("DEL").arg(&self.lock)).await?;
-        // Its own had expired, and there was one: it was somebody else's.
+        // Its own had expired, and there was one: it was another caller's.
         if expired && deleted == 1 {
             app.meter.wrong_releases.add(1);
         }

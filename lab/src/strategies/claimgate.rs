@@ -1,9 +1,10 @@
 //! claimgate: the product's own engine and relay, in this process, as `claimgate serve` runs them.
 //!
-//! Exact. One script decides like the others here, for up to 256 claims a call, and remembers each grant: the same key again
-//! is the same claim, and the outbox brings it to SQL. Costs one trip for as many as wait; what it does more than a plain
-//! script (replay, window, days, epoch, outbox) costs Redis time, which the batches save again. Each instance has a core, with a
-//! drain of its own into PostgreSQL, most of whose work falls after the clock has stopped. What breaks it is in docs/guarantees.md, by set-up.
+//! Exact. One script decides like the others here, for up to 256 claims a call, and remembers each grant: the same key
+//! again is the same claim, and the outbox brings it to SQL. Costs one trip for as many as wait; what it does more than
+//! a plain script (replay, window, days, epoch, outbox) costs Redis time, which the batches save again. Each instance
+//! has a core, with an outbox relay of its own into PostgreSQL, most of whose work falls after the clock has stopped.
+//! What breaks it is in docs/guarantees.md, by set-up.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -31,12 +32,12 @@ pub const STRATEGY: Strategy = Strategy::of::<Claimgate>(
     "claimgate",
     "claimgate",
     Expectation::Exact,
-    "the product's own gate: batches, window, replay, outbox",
+    "the product's own batcher: batches, window, replay, outbox",
 )
 .per_user(PerUser::Once);
 
 /// The longest the outbox may take until SQL has all.
-const DRAINED_WITHIN: Duration = Duration::from_secs(30);
+const RELAYED_WITHIN: Duration = Duration::from_secs(30);
 /// How often to look whether it has.
 const LOOK: Duration = Duration::from_millis(5);
 /// The most units a user may have: the most that one attempt asks for.
@@ -85,7 +86,7 @@ impl Claimgate {
         self.app.product.get_or_try_init(|| Product::start(&self.app)).await
     }
 
-    /// The campaign, from the register if this instance has not heard of it.
+    /// The campaign, read from SQL if this instance has not heard of it.
     async fn handle(&self) -> Result<Arc<CampaignHandle>> {
         if let Some(handle) = &*self.handle.lock().unwrap_or_else(PoisonError::into_inner) {
             return Ok(Arc::clone(handle));
@@ -137,7 +138,7 @@ impl StockManager for Claimgate {
 
     async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
         let handle = self.handle().await?;
-        // Nobody here says which tries are the first: some users come twice, to different instances.
+        // The lab does not mark first tries: some users come twice, to different instances.
         let (request, product) = (self.request(attempt)?, self.product().await?);
         let decision = product.engine.batcher.claim(&handle, &request, claimgate_shared::Attempt::Unknown).await?;
         Ok(match decision.outcome {
@@ -162,8 +163,8 @@ impl StockManager for Claimgate {
         remaining.map(i64::from).ok_or(StockError::Missing)
     }
 
-    async fn settle(&self) -> Result<Option<i64>> {
-        let deadline = Instant::now() + DRAINED_WITHIN;
+    async fn finish(&self) -> Result<Option<i64>> {
+        let deadline = Instant::now() + RELAYED_WITHIN;
         loop {
             let (_, _, backlog) = self.counters().await?;
             if backlog == 0 {

@@ -2,7 +2,7 @@
 //!
 //! Exact: the database tests and takes in one statement, under the row's lock, and tests again when it had to wait. All
 //! still queue for one row, but each holds it for one statement. The first thing to reach for as long as SQL bears the
-//! load. Costs 1 trip and one sync; breaks only when somebody writes the row in another way.
+//! load. Costs 1 trip and one sync; breaks only when other code writes the row in another way.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Redis `DECRBY`: take first, and give back when that went below 0.
 //!
 //! Never over: `DECRBY` is atomic and its answer tells. But between a take that went too far and its give-back the number
-//! is lower than the stock: who asks for one of the last two units then, while somebody asks for three, is refused units
+//! is lower than the stock: who asks for one of the last two units then, while another asks for three, is refused units
 //! that are there. And who crashes in between leaves the stock too low for good.
 //! Costs 1 trip for a grant, 2 for a refusal.
 

@@ -1,7 +1,8 @@
 //! `SETNX` lock without expiry: who sets the key has the lock, and deletes it in the end.
 //!
-//! Exact, until a holder crashes: then nobody deletes the key, and all others wait for ever. Somebody has to find out and
-//! delete it by hand, which is when the next mistake is made. Costs 4 trips for a grant, and one for each look at the lock.
+//! Exact, until a holder crashes: then the key is never deleted, and all others wait for ever. An operator has to find
+//! out and delete it by hand, which is when the next mistake is made. Costs 4 trips for a grant, and one for each look at
+//! the lock.
 
 use std::sync::Arc;
 

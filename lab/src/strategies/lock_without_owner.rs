@@ -1,7 +1,7 @@
 //! `SETNX` lock with expiry and no owner: a crash is survived, a slow holder is not.
 //!
 //! Breaks when the work takes longer than the lease. The slow holder wakes up, writes what it worked out from a stock that
-//! has moved on (this oversells), and deletes a lock that is somebody else's by now, so that a third comes in beside the
+//! has moved on (this oversells), and deletes a lock that is another caller's by now, so that a third comes in beside the
 //! second. Any lease has work that is longer: a pause of the garbage collector will do.
 //! Costs 4 trips for a grant, and one for each look at the lock.
 
@@ -53,7 +53,7 @@ impl LockWithoutOwner {
     async fn release(&self, since: Instant) -> Result<()> {
         let expired = since.elapsed() > LEASE;
         let deleted: u64 = self.stock.app.redis.ask(cmd("DEL").arg(&self.lock)).await?;
-        // Its own had expired, and there was one: it was somebody else's.
+        // Its own had expired, and there was one: it was another caller's.
         if expired && deleted == 1 {
             self.stock.app.meter.wrong_releases.add(1);
         }

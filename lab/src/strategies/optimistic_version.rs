@@ -1,6 +1,6 @@
-//! Optimistic version: read units and version, `UPDATE … WHERE version = ` the one read, try again when nobody matched.
+//! Optimistic version: read units and version, `UPDATE … WHERE version = ` the one read, try again when no row matched.
 //!
-//! Never over: the write says what it rests on. Under a rush nearly every try is in vain, and who has tried often enough is
+//! Never over: the write says what it rests on. Under a rush nearly every try fails, and who has tried often enough is
 //! sent away although units are left: it may undersell within its retry bound. Good where two rarely meet.
 //! Costs 2 trips a try.
 
@@ -28,7 +28,7 @@ const TRIES_MAX: u32 = 10;
 pub struct OptimisticVersion(StockRow);
 
 impl OptimisticVersion {
-    /// One try; `None` when somebody else was quicker.
+    /// One try; `None` when another caller was quicker.
     async fn attempt(&self, attempt: &Attempt) -> Result<Option<Reduced>> {
         let (sql, id) = (&self.0.app.sql, &self.0.id);
         let read = "SELECT units, version FROM stock WHERE id = $1";

@@ -200,7 +200,7 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
         return Err(StockError::Inconsistent("a late holder's release freed another's lock".to_owned()));
     }
     Ok(vec![
-        "a holder slower than its lease: its write was refused by the token, its release freed nobody's lock"
+        "a holder slower than its lease: its write was refused by the token, its release freed no other lock"
             .to_owned(),
     ])
 }

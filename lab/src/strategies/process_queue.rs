@@ -76,7 +76,7 @@ impl StockManager for ProcessQueue {
 /// The one worker; it ends with the last sender.
 async fn work(stock: Arc<StockKey>, mut queue: mpsc::Receiver<Waiting>) {
     while let Some(Waiting { quantity, answer }) = queue.recv().await {
-        // Whoever asked may have gone.
+        // The caller may have gone.
         let _ = answer.send(stock.read_then_write(quantity).await);
     }
 }
@@ -100,5 +100,5 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     if died == 0 {
         return Err(StockError::Inconsistent("every caller was answered after the crash".to_owned()));
     }
-    Ok(vec![format!("of {QUEUE_MAX} claims under way {died} died unanswered with the worker")])
+    Ok(vec![format!("of {QUEUE_MAX} claims in flight {died} died unanswered with the worker")])
 }

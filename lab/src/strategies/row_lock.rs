@@ -1,8 +1,8 @@
 //! Pessimistic row lock: `SELECT … FOR UPDATE`, test, `UPDATE`, `COMMIT`.
 //!
-//! Exact. Everybody who wants the row waits for everybody before, each with a connection and an open transaction: the pool
-//! empties first. A holder that crashes is noticed when its connection breaks; one that hangs, or whose machine is gone
-//! without a word, keeps the row until a timeout. Costs 4 trips for a grant, 3 for a refusal, and one sync each.
+//! Exact. Each caller that wants the row waits for all before it, each with a connection and an open transaction: the
+//! pool empties first. A holder that crashes is noticed when its connection breaks; one that hangs, or whose machine is
+//! gone without a word, keeps the row until a timeout. Costs 4 trips for a grant, 3 for a refusal, and one sync each.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Lua, three limits: user and day, user, total, in one script; 0 is granted, 1, 2 and 3 name the limit that refuses.
 //!
-//! Exact. The script everybody writes, and the baseline of claimgate's benchmark. What it lacks is what makes the difference in
+//! Exact. The obvious script, and the baseline of claimgate's benchmark. What it lacks is what makes the difference in
 //! service: a lost answer cannot be asked for again without a second grant, SQL never hears of anything, and the caller's
 //! clock decides which day it is. Costs 1 trip.
 

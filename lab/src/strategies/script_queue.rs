@@ -1,8 +1,8 @@
 //! Lua, grab with sync queue: once per user, the stock tested, the winner recorded, the unit deducted and the winner queued
-//! for SQL, all in one script; a drain moves the queue into SQL.
+//! for SQL, all in one script; a relay moves the queue into SQL.
 //!
-//! Exact, once per user. Whoever won is in the queue in the same step, so nothing is lost between Redis and SQL: the drain
-//! commits first and takes off the queue then, and what it commits twice has the same primary key. Breaks with two drains on
+//! Exact, once per user. A winner is in the queue in the same step, so nothing is lost between Redis and SQL: the relay
+//! commits first and takes off the queue then, and what it commits twice has the same primary key. Breaks with two relays on
 //! one list (the second takes off what the first has not committed), and with an expiry or eviction on any of the keys, which
 //! the script reports as inconsistent as far as it can see it. Costs 1 trip; SQL's work comes later, in portions.
 
@@ -44,7 +44,7 @@ pub struct ScriptQueue {
 
 impl ScriptQueue {
     /// One portion from the queue's head into SQL; how many.
-    async fn drain(&self) -> Result<usize> {
+    async fn relay(&self) -> Result<usize> {
         let mut head = cmd("LRANGE");
         head.arg(&self.queue).arg(0).arg(PORTION - 1);
         let entries: Vec<String> = self.app.redis.ask(&head).await?;
@@ -100,7 +100,7 @@ impl StockManager for ScriptQueue {
     /// Off the winners, back to the stock, and out of SQL.
     async fn give_back(&self, attempt: &Attempt) -> Result<()> {
         // What is still queued goes first, or it would come into SQL after it was taken out.
-        while self.drain().await? > 0 {}
+        while self.relay().await? > 0 {}
         let mut call = self.undo.prepare_invoke();
         call.key(&self.stock).key(&self.winners).arg(&attempt.user);
         if self.app.redis.run::<i64>(&call).await? > 0 {
@@ -115,15 +115,15 @@ impl StockManager for ScriptQueue {
         units.ok_or(StockError::Missing)
     }
 
-    async fn settle(&self) -> Result<Option<i64>> {
-        while self.drain().await? > 0 {}
+    async fn finish(&self) -> Result<Option<i64>> {
+        while self.relay().await? > 0 {}
         let text = "SELECT COALESCE(SUM(units), 0)::BIGINT FROM taker WHERE id = $1";
         let row = self.app.sql.row(some_time(), text, &[(&self.id).into()]).await?;
         Ok(row.map(|row| row[0]))
     }
 }
 
-/// The queue drained to its end, a drain having died between its commit and its taking off.
+/// The queue relayed to its end, after a relay died between its commit and its removal from the queue.
 async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     const STOCK: u32 = 700;
     let (app, key) = (&App::start_all(&addresses, 1)?[0], unique()?);
@@ -134,10 +134,10 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     }
     let copy = format!("lab:{{{key}}}:copy");
     app.redis.ask::<()>(cmd("COPY").arg(&grab.queue).arg(&copy)).await?;
-    grab.drain().await?;
+    grab.relay().await?;
     // As if that portion had been committed and never taken off.
     app.redis.ask::<()>(cmd("COPY").arg(&copy).arg(&grab.queue).arg("REPLACE")).await?;
-    grab.settle().await?;
+    grab.finish().await?;
     let text = "SELECT COUNT(*), COUNT(DISTINCT user_id) FROM taker WHERE id = $1";
     let rows = app.sql.row(some_time(), text, &[(&key).into()]).await?.unwrap_or_default();
     let waiting: i64 = app.redis.ask(cmd("LLEN").arg(&grab.queue)).await?;
@@ -147,6 +147,6 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     }
     app.stop().await;
     Ok(vec![format!(
-        "{STOCK} winners drained into SQL, 500 of them committed twice: {STOCK} rows, none missing, none double"
+        "{STOCK} winners relayed into SQL, 500 of them committed twice: {STOCK} rows, none missing, none double"
     )])
 }

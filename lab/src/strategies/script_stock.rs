@@ -2,7 +2,7 @@
 //!
 //! Exact: nothing comes between a script's commands. When the stock is not there, one instance loads it from SQL through a
 //! callback, under a lock, after a second look; the others wait. Breaks when the key is lost: an expiry on the stock, or an
-//! eviction, and the next one loads the full stock anew and sells it a second time. Adding to a missing stock needs
+//! eviction, and the next one loads the full stock again and sells it a second time. Adding to a missing stock needs
 //! an expiry for that very reason: a number that only looks like the stock must not stay.
 //! Costs 1 trip.
 
@@ -69,14 +69,14 @@ impl ScriptStock {
         format!("lab-load-{}", self.id)
     }
 
-    /// Sees to it that the stock is there: loads it, or waits until somebody else has.
+    /// Sees to it that the stock is there: loads it, or waits until another caller has.
     async fn load(&self, deadline: Instant) -> Result<()> {
         let app = &self.stock.app;
         let mut backoff = Backoff::for_lock();
         loop {
             match app.owner().await?.try_acquire(&self.lock(), LEASE).await {
                 Ok(lease) => {
-                    // Somebody may have loaded it since this caller looked.
+                    // Another caller may have loaded it since this caller looked.
                     let loaded = if self.is_there().await? { Ok(()) } else { self.call_back(deadline).await };
                     lease.release().await?;
                     return loaded;
@@ -116,7 +116,7 @@ impl StockManager for ScriptStock {
         })
     }
 
-    /// Into the catalogue only: whoever takes first loads it.
+    /// Into the catalogue only: the first caller to take loads it.
     async fn init(&self, stock: u32) -> Result<()> {
         let text =
             "INSERT INTO catalogue (id, units) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET units = $2";
@@ -165,7 +165,7 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     Ok(vec![loads, again, add])
 }
 
-/// So many instances start at once and take a unit each of a stock that nobody has loaded.
+/// Many instances start at once and take a unit each of a stock that is not loaded yet.
 async fn start_together(addresses: &Addresses) -> Result<String> {
     let (apps, key) = (App::start_all(addresses, INSTANCES)?, unique()?);
     let first = ScriptStock::open(&apps[0], &key).await?;

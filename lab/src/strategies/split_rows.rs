@@ -37,7 +37,7 @@ impl SplitRows {
         Ok(self.app.sql.run(attempt.deadline, text, &values).await? == 1)
     }
 
-    /// No row alone has enough: all of them, locked in one order, so that nobody waits in a circle.
+    /// No row alone has enough: all of them, locked in one order, so that callers never deadlock.
     async fn take_parts(&self, attempt: &Attempt) -> Result<Reduced> {
         let mut transaction = self.app.sql.begin(attempt.deadline).await?;
         let lock = "SELECT part, units FROM stock_part WHERE id = $1 ORDER BY part FOR UPDATE";

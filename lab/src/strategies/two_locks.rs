@@ -1,9 +1,9 @@
-//! Two resources under two locks: a ticket and a seat, say, in keys of two slots of a Redis Cluster, where no script may touch
-//! both. Both locks are taken in one order by everybody, and released in reverse.
+//! Two resources under two locks: a ticket and a seat, say, in keys of two slots of a Redis Cluster, where no script
+//! may touch both. Both locks are taken in one order by every caller, and released in reverse.
 //!
-//! Exact on both, as long as nobody crashes between the two writes: a lock keeps others out, it does not undo. In any other
-//! order two callers wait for each other until their leases end. Costs 8 trips for a grant, and one for each look at a lock:
-//! use a script with one hash tag wherever both can lie together.
+//! Exact on both, as long as no holder crashes between the two writes: a lock keeps others out, it does not undo. In
+//! any other order two callers wait for each other until their leases end. Costs 8 trips for a grant, and one for each
+//! look at a lock: use a script with one hash tag wherever both can lie together.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Per-user lock that fails at once, and a conditional update: a user's second try is refused while the first is under way;
+//! Per-user lock that fails at once, and a conditional update: a user's second try is refused while the first is in progress;
 //! a row for each user keeps it to once for ever.
 //!
 //! Exact, once per user. The lock only saves the database the double click: what makes it once is the row's primary key, in
-//! one transaction with the update. A crash keeps that one user out until the lock expires, and nobody else.
+//! one transaction with the update. A crash keeps that one user out until the lock expires, and no other user.
 //! Costs 2 trips to Redis and 4 to SQL for a grant.
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! `WATCH`, read, test, `MULTI`/`EXEC`: the transaction is dropped when the stock was written since it was watched.
 //!
-//! Never over. Like the version in SQL it is optimistic: under a rush most tries are in vain, and who has tried often enough
+//! Never over. Like the version in SQL it is optimistic: under a rush most tries fail, and who has tried often enough
 //! is sent away although units are left. `WATCH` belongs to a connection, so each caller needs one of its own.
 //! Costs 2 trips a try (`WATCH` and `GET` together), and a connection.
 
@@ -31,7 +31,7 @@ const TRIES_MAX: u32 = 10;
 pub struct Watch(StockKey);
 
 impl Watch {
-    /// One try; `None` when somebody else was quicker.
+    /// One try; `None` when another caller was quicker.
     async fn attempt(&self, own: &mut OwnConnection<'_>, quantity: u32) -> Result<Option<Reduced>> {
         let mut read = pipe();
         read.cmd("WATCH").arg(&self.0.name).ignore().get(&self.0.name);

@@ -4,9 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A small generator (splitmix64): the same numbers for the same seed, for ever.
 #[derive(Debug, Clone)]
-pub struct Numbers(u64);
+pub struct Rng(u64);
 
-impl Numbers {
+impl Rng {
     /// From a seed.
     pub fn of(seed: u64) -> Self {
         Self(seed)

@@ -102,7 +102,7 @@ impl Core {
         self.admin(Method::PATCH, &path, &change).await
     }
 
-    /// The process id of the embedded Redis.
+    /// The process id of the managed Redis.
     pub async fn redis_pid(&self) -> u32 {
         let pid = self.redis().await.pid().await;
         assert!(process::runs(pid), "Redis says it is process {pid}");

@@ -1,15 +1,13 @@
-//! What the game draws from a generator: counts, odds, choices.
-
-use support::numbers::Numbers;
+//! What a run draws from a generator: counts, odds, choices.
 
 /// A generator's draws, the same for the same seed, for ever.
 #[derive(Debug, Clone)]
-pub struct Chance(Numbers);
+pub struct Rng(support::rng::Rng);
 
-impl Chance {
+impl Rng {
     /// From a seed.
     pub fn of(seed: u64) -> Self {
-        Self(Numbers::of(seed))
+        Self(support::rng::Rng::of(seed))
     }
 
     /// The next number.

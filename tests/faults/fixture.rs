@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use support::checker::{Checker, Expect, Limits};
+use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
-use support::proxy::Proxy;
 use support::sql::Sql;
 use support::{Core, CoreOptions, RedisServer, RedisView};
 
@@ -13,10 +13,10 @@ use crate::tally::Row;
 
 /// Processes that belong together. Cores end before what they stand on.
 #[derive(Debug)]
-pub struct Stage {
+pub struct Fixture {
     pub core: Core,
     pub others: Vec<Core>,
-    pub proxy: Option<Proxy>,
+    pub proxy: Option<FaultProxy>,
     pub server: Option<RedisServer>,
     pub postgres: Option<Postgres>,
     pub sql: Sql,
@@ -26,16 +26,16 @@ pub struct Stage {
 pub const ROOMY: Limits =
     Limits { total: Some(100_000), per_user: Some(5_000), per_user_per_day: Some(5_000) };
 
-impl Stage {
-    /// One core with all its own: embedded Redis, SQLite.
-    pub async fn embedded() -> Self {
-        Self::embedded_with(CoreOptions::default()).await
+impl Fixture {
+    /// One core with all its own: managed Redis, SQLite.
+    pub async fn managed() -> Self {
+        Self::managed_with(CoreOptions::default()).await
     }
 
     /// The same, with options.
-    pub async fn embedded_with(options: CoreOptions) -> Self {
+    pub async fn managed_with(options: CoreOptions) -> Self {
         let core = options.start().await;
-        let sql = Sql::in_folder(&core.data_dir());
+        let sql = Sql::in_directory(&core.data_dir());
         Self { core, others: vec![], proxy: None, server: None, postgres: None, sql }
     }
 
@@ -47,25 +47,25 @@ impl Stage {
     /// One core on `server`, SQLite.
     pub async fn on(server: RedisServer, options: CoreOptions) -> Self {
         let core = options.with("CLAIMGATE_REDIS_URL", server.url()).start().await;
-        let sql = Sql::in_folder(&core.data_dir());
+        let sql = Sql::in_directory(&core.data_dir());
         Self { core, others: vec![], proxy: None, server: Some(server), postgres: None, sql }
     }
 
     /// One core that reaches its Redis through a proxy, SQLite.
     pub async fn proxied() -> Self {
         let server = RedisServer::start().await;
-        let proxy = Proxy::start(socket(&server)).await;
+        let proxy = FaultProxy::start(socket(&server)).await;
         let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", proxy.url()).start().await;
-        let sql = Sql::in_folder(&core.data_dir());
+        let sql = Sql::in_directory(&core.data_dir());
         Self { core, others: vec![], proxy: Some(proxy), server: Some(server), postgres: None, sql }
     }
 
-    /// One core with an embedded Redis or one of the test's, on PostgreSQL; `Err` where there is none.
-    pub async fn on_postgres(embedded: bool) -> Result<Self, String> {
+    /// One core with a managed Redis or one of the test's, on PostgreSQL; `Err` where there is none.
+    pub async fn on_postgres(managed: bool) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
-        let url = postgres.database("register").await;
+        let url = postgres.database("claimgate").await;
         let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
-        let server = if embedded { None } else { Some(RedisServer::start().await) };
+        let server = if managed { None } else { Some(RedisServer::start().await) };
         if let Some(server) = &server {
             options = options.with("CLAIMGATE_REDIS_URL", server.url());
         }
@@ -76,9 +76,9 @@ impl Stage {
     /// Two cores on one Redis and one PostgreSQL; the first reaches Redis through a proxy. `Err` where there is none.
     pub async fn two_cores() -> Result<Self, String> {
         let postgres = Postgres::start().await?;
-        let url = postgres.database("register").await;
+        let url = postgres.database("claimgate").await;
         let server = RedisServer::start().await;
-        let proxy = Proxy::start(socket(&server)).await;
+        let proxy = FaultProxy::start(socket(&server)).await;
         let start = |redis: String| {
             let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
             options.with("CLAIMGATE_REDIS_URL", redis).start()
@@ -103,7 +103,7 @@ impl Stage {
     }
 
     /// The proxy before the first core's Redis.
-    pub fn proxy(&self) -> &Proxy {
+    pub fn proxy(&self) -> &FaultProxy {
         self.proxy.as_ref().expect("a proxy")
     }
 
@@ -131,7 +131,7 @@ impl Stage {
     }
 
     /// Waits until SQL has heard of everything in the outbox.
-    pub async fn drained(&self, campaign: &str) {
+    pub async fn relayed(&self, campaign: &str) {
         let redis = self.redis().await;
         support::eventually(support::SOON, || async {
             let entries = redis.outbox_entries(campaign).await;

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::numbers::Numbers;
 use crate::process::free_address;
+use crate::rng::Rng;
 
 /// What becomes of a call, and of the connection it came on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,13 +27,13 @@ pub enum Cut {
     Reset,
     /// The reply comes late.
     Delay(Duration),
-    /// The request never arrives, and nobody is told.
+    /// The request never arrives, and the sender gets no error.
     Swallow,
 }
 
 /// What calls the proxy waits for.
 #[derive(Debug, Clone)]
-struct Trap {
+struct Fault {
     cut: Cut,
     mark: Vec<u8>,
     in_reply: bool,
@@ -42,10 +42,10 @@ struct Trap {
 
 #[derive(Debug)]
 struct Shared {
-    trap: Mutex<Option<Trap>>,
-    /// Each packet takes up to so long, by these numbers.
-    slow: Mutex<Option<(Duration, Numbers)>>,
-    sprung: watch::Sender<usize>,
+    fault: Mutex<Option<Fault>>,
+    /// Each packet is delayed by a random time of up to this.
+    slow: Mutex<Option<(Duration, Rng)>>,
+    injected: watch::Sender<usize>,
     target: watch::Sender<PathBuf>,
     /// How often the host has vanished, and whether it is gone now.
     gone: watch::Sender<(usize, bool)>,
@@ -53,21 +53,21 @@ struct Shared {
 
 /// A TCP proxy to a server on a unix socket; gone, with its connections, when dropped.
 #[derive(Debug)]
-pub struct Proxy {
+pub struct FaultProxy {
     address: SocketAddr,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
 }
 
-impl Proxy {
+impl FaultProxy {
     /// In front of the server on the socket `target`.
     pub async fn start(target: PathBuf) -> Self {
         let address = free_address();
         let listener = TcpListener::bind(address).await.expect("a free address");
         let shared = Shared {
-            trap: Mutex::default(),
+            fault: Mutex::default(),
             slow: Mutex::default(),
-            sprung: watch::Sender::new(0),
+            injected: watch::Sender::new(0),
             target: watch::Sender::new(target),
             gone: watch::Sender::new((0, false)),
         };
@@ -88,39 +88,39 @@ impl Proxy {
 
     /// Breaks the next `times` calls whose request contains `mark`.
     pub fn cut(&self, cut: Cut, mark: &str, times: usize) {
-        let trap = Trap { cut, mark: mark.as_bytes().to_vec(), in_reply: false, left: times };
-        *self.shared.trap.lock().expect("the trap") = Some(trap);
+        let fault = Fault { cut, mark: mark.as_bytes().to_vec(), in_reply: false, left: times };
+        *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
     /// Holds back the next reply that contains `mark` for `delay`.
     pub fn delay_reply(&self, mark: &str, delay: Duration) {
-        let trap = Trap { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
-        *self.shared.trap.lock().expect("the trap") = Some(trap);
+        let fault = Fault { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
+        *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
     /// Holds each packet back for up to `max` from now on, either way.
-    pub fn slow(&self, max: Duration, numbers: Numbers) {
-        *self.shared.slow.lock().expect("the slowness") = Some((max, numbers));
+    pub fn slow(&self, max: Duration, rng: Rng) {
+        *self.shared.slow.lock().expect("the slowness") = Some((max, rng));
     }
 
     /// Breaks nothing any more.
     pub fn mend(&self) {
-        *self.shared.trap.lock().expect("the trap") = None;
+        *self.shared.fault.lock().expect("the fault") = None;
     }
 
     /// How many calls were broken so far.
-    pub fn sprung(&self) -> usize {
-        *self.shared.sprung.borrow()
+    pub fn injected(&self) -> usize {
+        *self.shared.injected.borrow()
     }
 
-    /// Waits until so many calls were broken.
-    pub async fn until_sprung(&self, count: usize) {
-        let mut sprung = self.shared.sprung.subscribe();
-        sprung.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
+    /// Waits until `count` calls were broken.
+    pub async fn until_injected(&self, count: usize) {
+        let mut injected = self.shared.injected.subscribe();
+        injected.wait_for(|so_far| *so_far >= count).await.expect("the proxy runs");
     }
 
-    /// The host behind is gone without a word: nothing that is sent arrives any more, and nobody is told. New connections
-    /// are taken, and hear nothing.
+    /// The host behind is gone without a word: nothing that is sent arrives any more, and no sender gets an error. New
+    /// connections are accepted, and hear nothing.
     pub fn vanish(&self) {
         self.shared.gone.send_modify(|(times, gone)| (*times, *gone) = (*times + 1, true));
     }
@@ -136,7 +136,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.accepting.abort();
         // Connections end when the target goes.
@@ -146,24 +146,24 @@ impl Drop for Proxy {
 
 impl Shared {
     async fn packet(&self) {
-        let wait = self.slow.lock().expect("the slowness").as_mut().map(|(max, numbers)| {
+        let wait = self.slow.lock().expect("the slowness").as_mut().map(|(max, rng)| {
             let max_us = u64::try_from(max.as_micros()).expect("a short time");
-            Duration::from_micros(numbers.within(0, max_us))
+            Duration::from_micros(rng.within(0, max_us))
         });
         if let Some(wait) = wait {
             sleep(wait).await;
         }
     }
 
-    /// What to do with a chunk: the trap's cut when it is set, waits for this direction, and the mark is in it.
+    /// What to do with a chunk: the fault's cut when it is set, waits for this direction, and the mark is in it.
     fn caught(&self, bytes: &[u8], in_reply: bool) -> Option<Cut> {
-        let mut trap = self.trap.lock().expect("the trap");
-        let armed = trap.as_mut().filter(|trap| trap.left > 0 && trap.in_reply == in_reply)?;
+        let mut fault = self.fault.lock().expect("the fault");
+        let armed = fault.as_mut().filter(|fault| fault.left > 0 && fault.in_reply == in_reply)?;
         bytes.windows(armed.mark.len()).position(|window| window == armed.mark)?;
         armed.left -= 1;
         let cut = armed.cut;
-        drop(trap);
-        self.sprung.send_modify(|count| *count += 1);
+        drop(fault);
+        self.injected.send_modify(|count| *count += 1);
         Some(cut)
     }
 }
@@ -205,7 +205,7 @@ async fn silence(mut client: TcpStream, mut target: watch::Receiver<PathBuf>) {
     }
 }
 
-/// Carries both directions until one of them ends, or the trap ends them.
+/// Carries both directions until one of them ends, or the fault ends them.
 async fn carry(client: &mut TcpStream, server: &mut UnixStream, shared: &Shared) {
     let reset = {
         let (mut from_client, mut to_client) = client.split();

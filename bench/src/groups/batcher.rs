@@ -1,4 +1,4 @@
-//! In process through the gate, against baseline (a): no HTTP on either side.
+//! In process through the batcher, against baseline (a): no HTTP on either side.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use crate::users::Uuids;
 
 /// The group.
 pub const GROUP: Group = Group {
-    name: "gate",
-    about: "in process through the gate, and redis-benchmark with a plain script",
+    name: "batcher",
+    about: "in process through the batcher, and redis-benchmark with a plain script",
     figures: FIGURES,
     run: |session| Box::pin(run(session)),
 };
@@ -39,7 +39,7 @@ struct Set {
     claims: &'static Definition,
     plain_cpu: &'static Definition,
     claim_cpu: &'static Definition,
-    drained_cpu: &'static Definition,
+    relayed_cpu: &'static Definition,
     batch: &'static Definition,
     backlog: &'static Definition,
     lag: &'static Definition,
@@ -60,18 +60,18 @@ macro_rules! sets {
                 concat!("CPU a call, (a) -P 16, ", $word), Unit::CpuMicroseconds),
             claim_cpu: &Definition::told(
                 concat!("CPU a claim, in process, ", $word), Unit::CpuMicroseconds),
-            drained_cpu: &Definition::told(
-                concat!("CPU a claim, drained, ", $word), Unit::CpuMicroseconds),
+            relayed_cpu: &Definition::told(
+                concat!("CPU a claim, relayed, ", $word), Unit::CpuMicroseconds),
             batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Claims),
             backlog: &Definition::told(
                 concat!("largest outbox in process, ", $word), Unit::Events),
             lag: &Definition::told(
-                concat!("drained after, in process, ", $word), Unit::Seconds),
+                concat!("relayed after, in process, ", $word), Unit::Seconds),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[$(
             $name.rate, $name.cpu, $name.plain_16, $name.plain_1, $name.claims, $name.plain_cpu,
-            $name.claim_cpu, $name.drained_cpu, $name.batch, $name.backlog, $name.lag,
+            $name.claim_cpu, $name.relayed_cpu, $name.batch, $name.backlog, $name.lag,
         )*];
     };
 }
@@ -86,17 +86,17 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
         for set in SETS {
             session.begin_round();
             let plain = plain(session, set, round).await?;
-            let gate = in_process(session, set, round).await?;
-            session.add(set.rate, gate.claims_per_s / plain.calls_per_s);
-            session.add(set.cpu, gate.cpu_us / plain.cpu_us);
+            let batched = in_process(session, set, round).await?;
+            session.add(set.rate, batched.claims_per_s / plain.calls_per_s);
+            session.add(set.cpu, batched.cpu_us / plain.cpu_us);
             session.add(set.plain_16, plain.calls_per_s);
             session.add(set.plain_cpu, plain.cpu_us);
-            session.add(set.claims, gate.claims_per_s);
-            session.add(set.claim_cpu, gate.cpu_us);
-            session.add(set.drained_cpu, gate.drained_cpu_us);
-            session.add(set.batch, gate.batch);
-            session.add(set.backlog, gate.lag.largest as f64);
-            session.add(set.lag, gate.lag.seconds);
+            session.add(set.claims, batched.claims_per_s);
+            session.add(set.claim_cpu, batched.cpu_us);
+            session.add(set.relayed_cpu, batched.relayed_cpu_us);
+            session.add(set.batch, batched.batch);
+            session.add(set.backlog, batched.lag.largest as f64);
+            session.add(set.lag, batched.lag.seconds);
         }
     }
     Ok(())
@@ -116,32 +116,33 @@ async fn plain(session: &mut Session, set: &Set, round: u32) -> anyhow::Result<P
     Ok(deep)
 }
 
-/// What one load through the gate came to.
+/// What one load through the batcher came to.
 #[derive(Debug)]
 struct InProcess {
     claims_per_s: f64,
     cpu_us: f64,
-    drained_cpu_us: f64,
+    relayed_cpu_us: f64,
     batch: f64,
     lag: Lag,
 }
 
 async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Result<InProcess> {
-    let folder = TempDir::with_prefix("cgb-")?;
-    let mut engine = Engine::start(set.fsync, &sqlite_url(&folder.path().join("register.sqlite"))).await?;
-    let known = engine.campaign(CAMPAIGN, generous()).await?;
+    let directory = TempDir::with_prefix("cgb-")?;
+    let mut engine =
+        Engine::start(set.fsync, &sqlite_url(&directory.path().join("claimgate.sqlite"))).await?;
+    let handle = engine.campaign(CAMPAIGN, generous()).await?;
     engine.start_relay()?;
     let mut uuids = Uuids::of(session.seed());
-    let warm_up = engine.claim(&known, uuids.requests(CAMPAIGN, WARM_UP)?).await?;
+    let warm_up = engine.claim(&handle, uuids.requests(CAMPAIGN, WARM_UP)?).await?;
     Watcher::start(&engine.view, CAMPAIGN).finish().await?;
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // a positive number of claims
     let count = (warm_up.per_second() * session.options.seconds) as usize;
-    let found = load(session, &engine, &known, uuids, count).await?;
-    engine.check(&known, (WARM_UP + count) as u64).await?;
+    let found = load(session, &engine, &handle, uuids, count).await?;
+    engine.check(&handle, (WARM_UP + count) as u64).await?;
     engine.stop().await?;
     session.say(format_args!(
         "round {round} · in process, {}: {:.0} claims/s, {:.2} µs of Redis each, {:.0} a batch; outbox {}, \
-         drained after {:.1} s",
+         relayed after {:.1} s",
         set.fsync, found.claims_per_s, found.cpu_us, found.batch, found.lag.largest, found.lag.seconds
     ));
     Ok(found)
@@ -150,7 +151,7 @@ async fn in_process(session: &mut Session, set: &Set, round: u32) -> anyhow::Res
 async fn load(
     session: &mut Session,
     engine: &Engine,
-    known: &Arc<CampaignHandle>,
+    handle: &Arc<CampaignHandle>,
     mut uuids: Uuids,
     count: usize,
 ) -> anyhow::Result<InProcess> {
@@ -158,14 +159,14 @@ async fn load(
     let batches_before = batches(&session.metrics.render());
     let cpu_before = redis::cpu_seconds(&engine.view).await?;
     let watcher = Watcher::start(&engine.view, CAMPAIGN);
-    let load = session.measure(engine.claim(known, requests)).await?;
+    let load = session.measure(engine.claim(handle, requests)).await?;
     let cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;
     let lag = watcher.finish().await?;
-    let drained_cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;
+    let relayed_cpu_s = redis::cpu_seconds(&engine.view).await? - cpu_before;
     Ok(InProcess {
         claims_per_s: load.per_second(),
         cpu_us: cpu_s * 1e6 / count as f64,
-        drained_cpu_us: drained_cpu_s * 1e6 / count as f64,
+        relayed_cpu_us: relayed_cpu_s * 1e6 / count as f64,
         batch: batches(&session.metrics.render()).mean_since(batches_before),
         lag,
     })

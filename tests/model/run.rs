@@ -1,4 +1,4 @@
-//! One campaign, played on the model and on the system at once; whatever differs ends the game.
+//! One campaign, played on the model and on the system at once; whatever differs ends the run.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
@@ -6,24 +6,24 @@ use std::ops::RangeInclusive;
 
 use claimgate_core::engine::recovery::Recovered;
 
-use super::chance::Chance;
 use super::compare;
 use super::operations::{Ask, Operation, Table};
 use super::reference::{Answer, Id, Model};
+use super::rng::Rng;
 use super::system::{System, model_id};
 
-/// Operations told of when a game fails.
+/// Operations told of when a run fails.
 const TOLD_MAX: usize = 20;
 
-/// What games have been through.
+/// What has happened in one or more runs.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub operations: u64,
     pub granted: u64,
     pub refused: u64,
     pub replayed: u64,
-    pub settled: u64,
-    pub drains: u64,
+    pub transitions: u64,
+    pub relays: u64,
     pub restarts: u64,
     pub crashes_in_flight: u64,
     pub loads: u64,
@@ -31,14 +31,14 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds another game's.
+    /// Adds another run's.
     pub fn add(&mut self, other: Self) {
         self.operations += other.operations;
         self.granted += other.granted;
         self.refused += other.refused;
         self.replayed += other.replayed;
-        self.settled += other.settled;
-        self.drains += other.drains;
+        self.transitions += other.transitions;
+        self.relays += other.relays;
         self.restarts += other.restarts;
         self.crashes_in_flight += other.crashes_in_flight;
         self.loads += other.loads;
@@ -47,12 +47,12 @@ impl Tally {
 }
 
 /// One campaign being played.
-struct Game {
-    chance: Chance,
+struct Run {
+    rng: Rng,
     table: Table,
     model: Model,
     system: System,
-    /// What SQL holds; exact unless a drain was cut off since.
+    /// What SQL holds; exact unless the relay was cut off since.
     kept: Model,
     kept_exactly: bool,
     /// The highest sequence that this core has been told.
@@ -63,14 +63,14 @@ struct Game {
     told: VecDeque<String>,
 }
 
-/// Plays the campaign of `seed` for so many operations; `Err` says what differed, and after what.
+/// Plays the campaign of `seed` for `operations` operations; `Err` says what differed, and after what.
 pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
-    let mut chance = Chance::of(seed);
-    let (table, rules) = Table::lay(&mut chance);
+    let mut rng = Rng::of(seed);
+    let (table, rules) = Table::lay(&mut rng);
     let system = System::start(&rules, table.begins_at).await;
     let model = Model::new(rules);
-    let mut game = Game {
-        chance,
+    let mut run = Run {
+        rng,
         table,
         kept: model.clone(),
         kept_exactly: true,
@@ -81,26 +81,26 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
         tally: Tally::default(),
         told: VecDeque::new(),
     };
-    while game.tally.operations < operations {
-        game.turn().await.map_err(|error| game.failed(seed, &error))?;
+    while run.tally.operations < operations {
+        run.turn().await.map_err(|error| run.failed(seed, &error))?;
     }
-    game.drain().await.map_err(|error| game.failed(seed, &error))?;
-    Ok(game.tally)
+    run.relay().await.map_err(|error| run.failed(seed, &error))?;
+    Ok(run.tally)
 }
 
-impl Game {
+impl Run {
     async fn turn(&mut self) -> Result<(), String> {
         let now = self.system.clock.now_ms();
-        let operation = self.table.next(&mut self.chance, now, &self.model);
+        let operation = self.table.next(&mut self.rng, now, &self.model);
         self.tell(&operation);
         self.tally.operations += operation.weight();
         match operation {
             Operation::Claims(asks) => self.claims(&asks).await,
             Operation::ClaimsInCrash(asks, yields) => self.claims_in_crash(&asks, yields).await,
-            Operation::Settle(ask, settlement) => {
-                self.tally.settled += 1;
-                let expected = self.model.settle(now, &model_id(&ask), settlement);
-                same(&expected, &self.system.settle(&ask, settlement).await?)
+            Operation::Transition(ask, transition) => {
+                self.tally.transitions += 1;
+                let expected = self.model.transition(now, &model_id(&ask), transition);
+                same(&expected, &self.system.transition(&ask, transition).await?)
             }
             Operation::LookUp(ask) => self.look_up(&ask).await,
             Operation::Clock(to) => {
@@ -112,11 +112,11 @@ impl Game {
                 self.system.change(&self.model.rules).await
             }
             Operation::Sweep => self.sweep(Recovered::Ready).await,
-            Operation::Drain => self.drain().await,
-            Operation::DrainCut(looks) => {
+            Operation::Relay => self.relay().await,
+            Operation::RelayCut(looks) => {
                 self.sweep(Recovered::Ready).await?;
                 self.kept_exactly = false;
-                self.system.drain_cut(looks).await
+                self.system.relay_cut(looks).await
             }
             Operation::RestartRedis => {
                 self.tally.restarts += 1;
@@ -130,7 +130,7 @@ impl Game {
                 Ok(())
             }
             Operation::LoseKeys(mask) => self.lose_keys(mask).await,
-            Operation::Starve(asks, drains) => self.starve(&asks, drains).await,
+            Operation::Starve(asks, relays) => self.starve(&asks, relays).await,
             Operation::Copy => {
                 self.copied_at = Some(self.model.sequence);
                 self.system.copy().await;
@@ -146,13 +146,13 @@ impl Game {
         let due = self.model.holds.first().is_some_and(|(expires_at, _)| *expires_at <= now);
         let expected = self.model.claim_all(now, &listed(asks));
         let answers = self.system.claims(asks).await?;
-        self.take_note(asks, &expected);
+        self.record(asks, &expected);
         same_each(&expected, &answers)?;
         // Where two things happened in one call, one may have left its mark on the other.
         if due { self.compare().await } else { Ok(()) }
     }
 
-    /// Redis died while claims were under way: they were decided all or none, and whoever asks again finds out which.
+    /// Redis died while claims were in flight: they were decided all or none, and asking again tells which.
     async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<(), String> {
         self.tally.crashes_in_flight += 1;
         let (now, listed) = (self.system.clock.now_ms(), listed(asks));
@@ -162,12 +162,12 @@ impl Game {
         if let Ok(answers) = &first
             && answers == &expected
         {
-            self.take_note(asks, &expected);
+            self.record(asks, &expected);
         }
         let again = self.model.claim_all(now, &listed);
         let answers = self.ask_until_decided(asks).await?;
         if answers == again {
-            self.take_note(asks, &again);
+            self.record(asks, &again);
             return Ok(());
         }
         if first.is_ok() {
@@ -175,7 +175,7 @@ impl Game {
         }
         self.model = undecided;
         let expected = self.model.claim_all(now, &listed);
-        self.take_note(asks, &expected);
+        self.record(asks, &expected);
         same_each(&expected, &answers)
     }
 
@@ -190,7 +190,7 @@ impl Game {
         }
     }
 
-    fn take_note(&mut self, asks: &[Ask], answers: &[Answer]) {
+    fn record(&mut self, asks: &[Ask], answers: &[Answer]) {
         for (ask, answer) in asks.iter().zip(answers) {
             match answer {
                 Answer::Taken(view, _) => {
@@ -224,14 +224,14 @@ impl Game {
         same(&expected, &self.system.maintain().await?)
     }
 
-    async fn drain(&mut self) -> Result<(), String> {
-        self.tally.drains += 1;
+    async fn relay(&mut self) -> Result<(), String> {
+        self.tally.relays += 1;
         self.sweep(Recovered::Ready).await?;
-        self.system.drain().await?;
+        self.system.relay().await?;
         self.kept = self.model.clone();
         self.kept_exactly = true;
         let (rows, taken) = self.system.rows().await;
-        compare::register(&self.model, &rows, taken)?;
+        compare::sql(&self.model, &rows, taken)?;
         self.compare().await
     }
 
@@ -243,7 +243,7 @@ impl Game {
     /// Keys vanish. With the outbox goes what SQL has not heard yet; all else comes back from SQL.
     async fn lose_keys(&mut self, mask: u8) -> Result<(), String> {
         if !self.kept_exactly {
-            self.drain().await?;
+            self.relay().await?;
         }
         self.tally.loads += 1;
         let before = self.model.sequence;
@@ -268,7 +268,7 @@ impl Game {
     async fn stale(&mut self) -> Result<(), String> {
         // A copy that lacks no grant cannot be told from the real thing: nothing is promised then.
         let Some(_) = self.copied_at.take_if(|at| *at < last_sequence(&self.model)) else { return Ok(()) };
-        self.drain().await?;
+        self.relay().await?;
         self.tally.loads += 1;
         self.system.restart_redis_on_copy().await;
         self.loaded(last_sequence(&self.kept).max(self.seen)..=self.model.sequence).await
@@ -290,25 +290,25 @@ impl Game {
         self.compare().await
     }
 
-    /// Out of memory, Redis refuses before it writes anything, and the drain goes on all the same.
-    async fn starve(&mut self, asks: &[Ask], drains: bool) -> Result<(), String> {
+    /// Out of memory, Redis refuses before it writes anything, and the relay goes on all the same.
+    async fn starve(&mut self, asks: &[Ask], relays: bool) -> Result<(), String> {
         self.sweep(Recovered::Ready).await?;
         self.system.starve(true).await;
         let refused = self.system.claims(asks).await;
-        if drains && self.chance.percent(50) {
+        if relays && self.rng.percent(50) {
             self.tally.restarts += 1;
             self.system.restart_core().await;
             self.seen = last_sequence(&self.kept);
             // The sweep is refused; that the campaign is ready, it finds out before.
             let _ = self.system.maintain().await;
         }
-        let drained = if drains { self.system.drain_starved().await } else { Ok(()) };
+        let relayed = if relays { self.system.relay_starved().await } else { Ok(()) };
         self.system.starve(false).await;
         if !matches!(&refused, Err(why) if why.contains("out of memory")) {
             return Err(format!("without memory, a claim was answered {refused:?}"));
         }
-        drained?;
-        self.drain().await
+        relayed?;
+        self.relay().await
     }
 
     fn tell(&mut self, operation: &Operation) {
