@@ -1,8 +1,8 @@
 //! Calls on a campaign in Redis that keep what this core holds of it in step with both stores.
 //!
 //! Behind a new connection may be a Redis that has lost claims, or has old rules. So each campaign is synchronised once per
-//! connection before it is called upon: SQL says how far it had come, and its rules are put into force. What a call tells
-//! is recorded in the campaign's handle.
+//! connection before the first call: its high-water mark is read from SQL, and its rules are applied. What a reply tells of
+//! the campaign is recorded in its handle.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::store::sql::{SqlError, SqlStore};
 /// Why a call on a campaign gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
-    /// Redis gave none.
+    /// Redis gave no answer that counts.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
     /// The campaign was not synchronised with this connection yet, and SQL does not answer.
@@ -49,9 +49,9 @@ impl SyncError {
 /// Both stores, and what a call to Redis asks of SQL.
 #[derive(Debug)]
 pub struct CampaignSync {
-    /// Where claims are decided.
+    /// Redis, which decides claims.
     pub redis: Arc<RedisStore>,
-    /// Where they are registered.
+    /// The database, which keeps claims and campaigns.
     pub sql: SqlStore,
 }
 
@@ -85,7 +85,7 @@ impl CampaignSync {
         Ok(decided)
     }
 
-    /// Confirms or returns the claim `id`; `None` when there is none.
+    /// Confirms or returns the claim `id`. Returns the claim as it stands then; `None` when Redis has no such claim.
     ///
     /// # Errors
     /// As [`Self::claim`].
@@ -105,7 +105,7 @@ impl CampaignSync {
     /// The campaign's counters, and the claim `id` as it stands.
     ///
     /// # Errors
-    /// When they cannot be had, or do not count.
+    /// When Redis does not answer, or the campaign is not ready.
     pub async fn read(
         &self,
         handle: &CampaignHandle,
@@ -114,19 +114,19 @@ impl CampaignSync {
         self.call(handle, &Read { id }).await
     }
 
-    /// Puts the rules of `campaign` into force, unless Redis holds newer ones.
+    /// Applies the rules of `campaign`, unless Redis holds newer ones.
     ///
     /// # Errors
-    /// When they may not be in force.
+    /// When the rules may not have been applied.
     pub async fn set_rules(&self, handle: &CampaignHandle, campaign: &Campaign) -> Result<(), SyncError> {
         self.call(handle, &SetRules { campaign, now: clock::now() }).await
     }
 
-    /// That nothing is left of the campaign, and for how long that is certain; `None` when there is, or when another rule
-    /// refuses first.
+    /// Whether nothing is left of the campaign, and for how long that is certain; `None` when units are left, or when
+    /// another rule refuses first.
     ///
     /// # Errors
-    /// When Redis does not say.
+    /// When Redis does not answer, or the campaign is not ready.
     pub async fn sold_out(&self, handle: &CampaignHandle) -> Result<Option<SoldOutReply>, SyncError> {
         self.call(handle, &SoldOut).await
     }
@@ -150,7 +150,7 @@ impl CampaignSync {
         })
     }
 
-    /// Calls a script on a campaign; once more, on a new connection, where the first one broke.
+    /// Calls a script on a campaign, and once more, on a new connection, where the first one broke.
     async fn call_resent<C: CampaignCall>(
         &self,
         handle: &CampaignHandle,
@@ -180,7 +180,7 @@ impl CampaignSync {
         Ok(self.redis.call(&mut session, &handle.target(&campaign), call).await?)
     }
 
-    /// Asks SQL how far the campaign had come, and puts its rules into force.
+    /// Reads the campaign's high-water mark from SQL, and applies its rules.
     async fn synchronise(&self, handle: &CampaignHandle, session: &mut Session) -> Result<(), SyncError> {
         if let Some(campaign) = self.sql.campaign(&handle.campaign().id).await? {
             handle.update(campaign);
@@ -189,10 +189,10 @@ impl CampaignSync {
         let target = handle.target(&campaign);
         let rules = SetRules { campaign: &campaign, now: clock::now() };
         match self.redis.call(session, &target, &rules).await {
-            // Without memory nothing is granted either; the relay still has to find its campaigns.
+            // Without memory nothing is granted either, and the relay still has to reach its campaigns.
             Err(RedisStoreError::OutOfMemory(_)) => return Ok(()),
             Ok(Ok(())) => handle.mark_rules_applied(campaign.version),
-            // The call that follows is told so, too.
+            // The call that follows gets the same reply.
             Ok(Err(reason)) => handle.mark_not_ready(reason),
             Err(error) => return Err(error.into()),
         }
