@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- drop: removes a suspended campaign's keys, after SQL has taken over for good; the dead letters stay. Frees memory, so it
+-- drop: removes a suspended campaign's keys, after its eviction is recorded in SQL; the dead letters stay. Frees memory, so it
 -- runs without memory too.
 --
 -- KEYS  as in prelude.lua

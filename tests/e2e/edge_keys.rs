@@ -165,7 +165,7 @@ const NEW_KEY: &str = "k2:bmV3IGtleSBmb3IgdGhlIGVkZ2UsIG5vdCBhbGwgdGhlIHNhbWU";
 
 /// Has core read its keys anew, and waits until it has.
 async fn give_keys(world: &World, keys: &str, kids: &str) {
-    let read = |world: &World| world.core.log().matches("credentials were read anew").count();
+    let read = |world: &World| world.core.log().matches("credentials were read again").count();
     let before = read(world);
     fs::write(world.core.data_dir().join("edge.key"), keys).unwrap();
     signal_pid(world.core.pid(), Signal::HUP);

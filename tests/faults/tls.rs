@@ -181,7 +181,7 @@ async fn postgres_behind_tls() {
         let log = core.log();
         let last = log.lines().last().unwrap_or_default();
         assert!(
-            !ended.success() && last.contains("opening the register") && last.contains(impostor.is_called()),
+            !ended.success() && last.contains("opening the database") && last.contains(impostor.is_called()),
             "{ended}: {log}"
         );
         core.try_claim("demo", "refused", "k", 1).await.expect_err("a core that has ended");

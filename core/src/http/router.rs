@@ -30,7 +30,7 @@ pub fn internal_router(state: AppState) -> Router {
     with_limits(routes, state)
 }
 
-/// For admins and for whoever watches over core: a private listener.
+/// For admins and monitoring, on a private listener.
 pub fn admin_router(state: AppState) -> Router {
     let routes = Router::new()
         .route("/admin/v1/campaigns", get(admin::campaigns::list))
