@@ -134,7 +134,7 @@ async fn begin(
     take_over: bool,
 ) -> anyhow::Result<Serving> {
     let (redis, sql) = (&engine.sync.redis, &engine.sync.sql);
-    // A SQLite file lies in the data directory, which this core has locked: no other one can be at work on it.
+    // A SQLite file is in the data directory, which this core has locked: no other core can use it.
     let alone = take_over || sql.is_sqlite();
     let serving = loop {
         wait_for(redis, ours).await;

@@ -164,7 +164,7 @@ fn replicas(info: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     if number(info, "connected_slaves:") == Some(0) {
         let problem =
-            "no replica follows this Redis: its disk has the only copy of what SQL has not heard of yet";
+            "no replica follows this Redis: its disk has the only copy of what is not relayed to SQL yet";
         found.push(Finding::warning(
             "redis.replicas",
             problem,

@@ -21,7 +21,7 @@ pub struct Finding {
     pub severity: Severity,
     /// The check's stable name, such as `redis.appendonly`.
     pub check: &'static str,
-    /// What is wrong, and what comes of it.
+    /// What is wrong, and its consequence.
     pub problem: String,
     /// What to do.
     pub remedy: String,

@@ -44,7 +44,7 @@ pub enum Created {
 }
 
 impl Engine {
-    /// The handle of the campaign `id`. One that this core does not hold yet is read from SQL and registered.
+    /// The handle of the campaign `id`. One that this core does not hold yet is read from SQL and added to the registry.
     ///
     /// # Errors
     /// [`EngineError::CampaignNotFound`], or when SQL does not answer.

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn names_go_with_the_last_watch_and_without_them_nobody_is_refused() {
+    fn names_go_with_the_last_watch_and_without_them_no_claim_is_refused() {
         let sold_out = sold_out_with(10_000);
         sold_out.watches.store(2, Ordering::Release);
         assert!(refuses(&sold_out, "late") && !refuses(&sold_out, "u7"));

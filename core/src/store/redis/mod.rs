@@ -70,7 +70,7 @@ pub struct CallTarget<'a> {
     pub epoch: u64,
     /// The minimum event count: with fewer, Redis has lost some.
     pub minimum_events: u64,
-    /// The register that the campaign must belong to.
+    /// The register id that the keys must have.
     pub register_id: &'a RegisterId,
 }
 
@@ -103,7 +103,7 @@ pub struct HoldState {
 /// The owner of a campaign's keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeysOwner {
-    /// The register's id of the campaign.
+    /// The campaign's register id.
     pub register_id: String,
     /// The fencing token under which the campaign was last suspended or loaded.
     pub token: String,
