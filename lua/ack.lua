@@ -5,7 +5,7 @@
 -- ARGV  entry id and its number of events, in turn
 --
 -- Replies
---   the number of events that are left; an entry that another core took off before is not counted again
+--   the number of events left in the outbox; an entry that another core has taken off before is not counted again
 
 local events = 0
 for at = 1, #ARGV, 2 do

@@ -20,7 +20,7 @@
 --     9 remaining 5, day 3                 per_user_per_day
 --    10 remaining 5                        per_user
 --    11 remaining 5                        total
---    12                                    more holds are due first: ask again
+--    12                                    more holds are due than one call gives back: send the claim again
 --    13                                    the backlog is full
 
 local function code(number) return string.char(number) end
@@ -91,7 +91,7 @@ local function share(quantity, day)
   first_counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
 end
 
--- A user's record with one claim more; the oldest beyond eight moves out to `claims`.
+-- A user's record with one claim more; the oldest of more than eight moves out to `claims`.
 local function with_claim(user_id, record, claim)
   record = record .. claim
   if #record <= HEADER + INLINE_MAX * CLAIM then return record end

@@ -1,13 +1,13 @@
 #!lua flags=allow-oom
--- dead_letter: moves an outbox entry that no core has written out of the way, where people can look at it.
+-- dead_letter: moves a malformed outbox entry to the dead-letter stream, for an operator to inspect.
 -- Frees the relay, so it runs without memory too.
 --
 -- KEYS  1 outbox   2 dead-letter stream
 -- ARGV  entry id
 --
 -- Replies
---   1 when moved, 0 when it was gone: then it is only taken off the list of what was read and not acknowledged, where it
---   would be met for ever
+--   1 when moved, 0 when it was gone: then it is only taken off the list of entries read and not acknowledged, from which
+--   it would be delivered for ever
 
 local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if entry then redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], unpack(entry[2])) end

@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 -- lease: a lease on a name. For saving work, never for correctness: what is written under it carries its token.
 --
--- KEYS  1 lock (hash: owner, depth, token; expires with the lease)   2 the last token given (never expires)
--- ARGV  1 'acquire', 'renew' or 'release'   2 owner   3 length of the lease in ms (not for release)
+-- KEYS  1 lease (hash: owner, depth, token; expires after its TTL)   2 the last token given (never expires)
+-- ARGV  1 'acquire', 'renew' or 'release'   2 owner   3 TTL in ms (not for release)
 --
 -- Replies
 --   {'held', token, depth}    acquired (a token higher than all before), or acquired again by its owner
---   {'taken', ms}             another owner's, for so long yet
+--   {'taken', ms}             another owner's, for this long at most unless it is renewed
 --   {'renewed'}
---   {'released', depth}       given up; 0 means the lock is free
+--   {'released', depth}       released; 0 means that the lease is free
 --   {'lost'}                  not the owner's any more: nothing was changed
 
 local owner = redis.call('HGET', KEYS[1], 'owner')

@@ -8,7 +8,7 @@
 --       'users'  user id, record, ...        at most 1,000 pairs
 --       'claims' digest, record, ...         claims beyond their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs
---       'open'   sequence and events to go on from, units taken, the sum of the claims' revisions, then field and value
+--       'open'   sequence and events to continue after, units taken, the sum of the claims' revisions, then field and value
 --                of the campaign's hash, in turn
 --
 -- Replies

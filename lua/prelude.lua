@@ -1,15 +1,15 @@
 #!lua
--- What stands before every script that decides: the layout of the keys, read and written in one place.
+-- The prelude of every script that decides: the layout of the keys, read and written in one place.
 -- Core puts it in front of the script's own text, so '#!lua' (which makes Redis refuse the script
 -- under memory pressure before it writes anything) is always the first line.
 --
 -- KEYS  1 campaign (hash)   2 users (hash)   3 claims (hash)   4 holds (zset)   5 outbox (stream)
--- ARGV  1 layout   2 epoch   3 floor of the events   4 register id   5 the server's replication id   then the script's own
+-- ARGV  1 layout   2 epoch   3 minimum event count   4 register id   5 the server's replication id   then the script's own
 --
 -- Numbers are whole, at most 2^53. Bytes are big endian.
 --   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
 --   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 1, claimed at 6, expires at 6, day 3
---   outbox entry     its users, a blank between them, and beside them as many claims' records
+--   outbox entry     its users, space-separated, and as many claims' records in the same order
 --
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs.
@@ -28,9 +28,9 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The campaign as this script may act on it, or nil and why not: anything missing, of another register, epoch or history
--- of replication, or with fewer events (grants, confirmations, returns, expiries) than the caller knows of, means that
--- counters cannot be trusted.
+-- The campaign if this script may act on it, else nil and why not: anything missing, of another register, epoch or
+-- replication id, or with fewer events (grants, confirmations, returns, expiries) than the minimum event count, means that
+-- the counters cannot be trusted.
 local function open_campaign()
   local layout, epoch, sequence, taken, admin_state, starts_at, ends_at, total, per_user, per_user_per_day, per_claim,
     hold_ms, days, days_until, version, backlog, events, register_id, replication_id = unpack(redis.call('HMGET',
@@ -113,7 +113,7 @@ local function read_fields(key, fields)
   return values
 end
 
--- What a script knows, and what it is going to write, in one go at its end. `records` has users' records as they stand
+-- What a script has read, and what it writes all at once at its end. `records` has users' records as they stand
 -- by now, `moved` those of claims that have moved out; the lists are arguments of the commands that write them.
 local function new_work(campaign, now)
   return {
@@ -150,8 +150,8 @@ local function append(list, first, second)
   list[length + 1], list[length + 2] = first, second
 end
 
--- Notes a claim that has no place in its user's record any more. The user stands behind it: whoever reads these claims
--- alone can tell whose they are.
+-- Records a claim that no longer fits into its user's record. The user's id is appended to it, so that a scan of these
+-- claims alone can tell whose they are.
 local function move_out(work, user_id, digest, packed)
   work.moved[digest] = packed
   append(work.claims, digest, packed .. user_id)

@@ -1,6 +1,6 @@
--- suspend: stops every decision on a campaign until it has been loaded again, and fences every loader whose token is
--- lower. Where there is no campaign it leaves a stub behind for an hour, which the load replaces. Frees nothing, but what
--- frees memory begins with it, so it runs without memory too.
+-- suspend: stops every decision on a campaign until it has been loaded again, and fences off every loader whose token is
+-- lower. Where there is no campaign it leaves a stub for an hour, which the load replaces. It frees nothing itself, but an
+-- eviction, which frees memory, begins with it, so it runs without memory too.
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1 layout   2 register id   3 fencing token, drawn from the campaign's row in SQL
@@ -31,6 +31,6 @@ if events_loaded and revisions_loaded and redis.call('HGET', users_key, '.') == 
 end
 redis.call('HSET', campaign_key, 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
   'admin_state', 'suspended')
--- A stub holds nothing: left by a suspender that came late, or died, it goes by itself.
+-- A stub holds nothing: one left by a core that was late or died expires by itself.
 if not layout then redis.call('PEXPIRE', campaign_key, STUB_MS) end
 return { 'suspended', tonumber(epoch) or 0, sequence, events, taken, revisions }

@@ -5,10 +5,10 @@
 -- ARGV  1-5 as in prelude.lua, 6 'confirm' or 'return', 7 user id, 8 digest (16 bytes)
 --
 -- Replies
---   {'transitioned', claim's record, events so far}    the claim as it stands now; whether that is what was asked for, its status says:
---                                  a hold that is due expires, whichever was asked
---   {'unknown'}                    no such claim
---   {'not_ready', why}             as in claim.lua
+--   {'transitioned', claim's record, events so far}    the claim as it stands now; its status tells whether that is what
+--                                                      was requested: a hold that is due expires instead
+--   {'unknown'}                                        no such claim
+--   {'not_ready', why}                                 as in claim.lua
 
 local campaign, why = open_campaign()
 if not campaign then return { 'not_ready', why } end

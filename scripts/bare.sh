@@ -64,16 +64,16 @@ make_debian() {
         "$codename" "$root" "${sources[@]}"
 }
 
-# Whom the machine trusts, and how it finds others.
+# The machine's certificates and name resolution.
 take_over_network() {
-    local folder=usr/local/share/ca-certificates
-    if [ -d /$folder ]; then cp -a /$folder/. "$root/$folder/"; fi
+    local directory=usr/local/share/ca-certificates
+    if [ -d /$directory ]; then cp -a /$directory/. "$root/$directory/"; fi
     chroot "$root" update-ca-certificates >/dev/null 2>&1
     cp -L /etc/resolv.conf "$root/etc/resolv.conf"
     { cat /etc/hosts; echo "127.0.1.1 $(cat "$root/etc/hostname")"; } >"$root/etc/hosts"
 }
 
-# A file of the user's own on this machine, in the same place of the newcomer's; none is no harm.
+# Copies a file of this machine's user to the same place in the newcomer's home, if there is one.
 take_over() {
     if [ -f "$HOME/$1" ]; then install -D -m 600 "$HOME/$1" "$root$home/$1"; fi
 }
@@ -192,7 +192,7 @@ run() {
 }
 has_ended() { ! kill -0 $running 2>/dev/null; }
 
-# Who runs in this namespace, by command line, but for this script and its helpers.
+# The processes of this namespace, by command line, except for this script and its helpers.
 others() {
     local process command
     for process in "$root"/proc/[0-9]*; do
@@ -210,8 +210,8 @@ close_terminal() {
         if [[ $command == 'script --quiet '* ]]; then kill -KILL "${process##*/}"; fi
     done
 }
-nobody_there() { [ -z "$(others)" ]; }
-nobody_is_left() {
+none_is_there() { [ -z "$(others)" ]; }
+none_is_left() {
     local left
     left=$(others)
     [ -z "$left" ] || die "processes are left $1:"$'\n'"$left"
@@ -220,7 +220,7 @@ nobody_is_left() {
 
 try_setup() {
     run $setup_s_max 'make setup'
-    nobody_is_left "by the set-up"
+    none_is_left "by the set-up"
     run 60 'make setup'
 }
 
@@ -244,7 +244,7 @@ try_up() {
     say "the page answers at http://$edge/, the demo campaign is open; now Ctrl-C"
     began=$SECONDS
     printf '\003' >&3
-    wait_until $stop_s_max nobody_there $running || die "still there $stop_s_max s after Ctrl-C:"$'\n'"$(others)"
+    wait_until $stop_s_max none_is_there $running || die "still there $stop_s_max s after Ctrl-C:"$'\n'"$(others)"
     say "no process is left $((SECONDS - began)) s after Ctrl-C"
     # `script` does not always see by itself that its command has ended.
     close_terminal

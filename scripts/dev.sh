@@ -34,7 +34,7 @@ gone_within() { # $1 tenths of a second, $2 a process, or a group as a negative 
 
 stop() {
     [ -n "$1" ] || return 0
-    # Only the leader is asked: core has to drain before its Redis goes.
+    # Only the leader is signalled: core has to relay its outboxes before its Redis goes.
     kill -TERM "$1" 2>/dev/null || true
     gone_within 150 "$1" || true
     # Whatever the leader left behind; also waits until it is reaped.
@@ -119,7 +119,7 @@ start_wrangler() {
         umask 077
         { echo "CORE_URL=http://$core"; settings; } >"$data/edge.vars"
     )
-    # Nobody is told, nothing is looked up: the local edge works without a network.
+    # No metrics, no reports, no look-ups: the local edge works without a network.
     export WRANGLER_SEND_METRICS=false WRANGLER_SEND_ERROR_REPORTS=false WRANGLER_HIDE_BANNER=true
     export CLOUDFLARE_CF_FETCH_ENABLED=false
     start wrangler dev --env local --env-file "$data/edge.vars" --ip "${edge%:*}" --port "${edge##*:}" \
@@ -128,7 +128,7 @@ start_wrangler() {
 
 start_workerd() {
     local setting
-    # As the local environment of wrangler.toml: anybody may mint a token for anybody.
+    # As in the local environment of wrangler.toml: any client may mint a token for any user.
     export DEMO=1
     while read -r setting; do export "${setting?}"; done < <(settings)
     start workerd serve edge/workerd.capnp --socket-addr "http=$edge" --external-addr "core=$core" \

@@ -18,7 +18,7 @@ cargo_deny_version=0.20.2
 
 has() { command -v "$1" >/dev/null; }
 
-# The program $1 of crate $2 in version $3: from PATH when it is that one, else from the user's folder.
+# The program $1 of crate $2 in version $3: from PATH when it is that one, else from the user's tools directory.
 tool() {
     if has "$1" && [[ " $("$1" --version 2>/dev/null) " == *" $3 "* ]]; then
         command -v "$1"
@@ -30,7 +30,7 @@ worker_build() { tool worker-build worker-build "$worker_build_version"; }
 wasm_bindgen() { tool wasm-bindgen wasm-bindgen-cli "$wasm_bindgen_version"; }
 cargo_deny() { tool cargo-deny cargo-deny "$cargo_deny_version"; }
 
-has_wasm_target() { # looks for std itself: rustup may leave the folder behind
+has_wasm_target() { # looks for std itself: rustup may leave the directory behind
     compgen -G "$(rustc --print target-libdir --target wasm32-unknown-unknown 2>/dev/null)/libstd-*.rlib" >/dev/null
 }
 

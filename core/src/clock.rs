@@ -1,4 +1,4 @@
-//! Core's own clock. It judges no window and no day (Redis' clock does); it dates signatures and lays out calendars.
+//! Core's own clock. It judges no window and no day (Redis' clock does); it dates signatures and computes UTC offsets.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

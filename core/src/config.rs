@@ -48,8 +48,14 @@ fn wrong(variable: &'static str, problem: impl fmt::Display) -> ConfigError {
 /// Where core keeps its files; also where the command line finds the secrets of a core on this machine.
 #[derive(Debug, Clone, Args)]
 pub struct DataArgs {
-    /// Folder of the embedded Redis' file, the SQLite file and generated secrets
-    #[arg(long, env = "CLAIMGATE_DATA_DIR", default_value = "./data", value_name = "FOLDER", global = true)]
+    /// Directory of the managed Redis' file, the SQLite file and generated secrets
+    #[arg(
+        long,
+        env = "CLAIMGATE_DATA_DIR",
+        default_value = "./data",
+        value_name = "DIRECTORY",
+        global = true
+    )]
     pub data_dir: PathBuf,
 }
 
@@ -65,16 +71,16 @@ pub struct ServeArgs {
     /// A Redis of your own (redis://, rediss://, unix://); without it core runs one itself
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
-    /// Memory limit of the embedded Redis, in MiB [default: half of the machine's]
+    /// Memory limit of the managed Redis, in MiB [default: half of the machine's]
     #[arg(long, env = "CLAIMGATE_REDIS_MAXMEMORY_MIB", value_name = "MIB")]
     redis_maxmemory_mib: Option<String>,
-    /// Where claims are registered (postgres://…) [default: a SQLite file in the data folder]
+    /// The database of claims and campaigns (postgres://…) [default: a SQLite file in the data directory]
     #[arg(long, env = "CLAIMGATE_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     database_url: Option<String>,
     /// Events that may wait for SQL per campaign before new claims get 503 [default: 1000000]
     #[arg(long, env = "CLAIMGATE_OUTBOX_MAX", value_name = "EVENTS")]
     outbox_max: Option<String>,
-    /// Seconds after which a campaign that is over leaves Redis; SQL answers for it then [default: 86400]
+    /// Seconds after which a campaign that is over is evicted from Redis; SQL answers for it then [default: 86400]
     #[arg(long, env = "CLAIMGATE_ARCHIVE_AFTER_S", value_name = "SECONDS")]
     archive_after_s: Option<String>,
     /// The most requests handled at once; further ones get 503 [default: 4096]
@@ -97,45 +103,45 @@ pub struct ServeArgs {
 /// Everything `serve` needs, checked.
 #[derive(Debug)]
 pub struct Config {
-    /// Internal API.
+    /// The address that the internal API listens on.
     pub listen: SocketAddr,
-    /// Admin API and metrics.
+    /// The address that the admin API and metrics listen on.
     pub admin_listen: SocketAddr,
-    /// The data folder, absolute; it exists.
+    /// The data directory, absolute; it exists.
     pub data_dir: PathBuf,
-    /// A Redis of the operator's; `None` runs the embedded one.
+    /// The URL of the operator's Redis; `None` runs the managed one.
     pub redis_url: Option<String>,
-    /// This core's name among the drains: the same after a restart, so that it finds what it had read.
+    /// This core's consumer name: the same after a restart, so that the relay finds the entries that it had read.
     pub core_id: String,
-    /// For the embedded Redis.
+    /// The managed Redis' password.
     pub redis_password: String,
-    /// For the embedded Redis, in bytes.
+    /// The managed Redis' memory limit, in bytes.
     pub redis_maxmemory_bytes: u64,
-    /// The register's address.
+    /// The database's URL.
     pub database_url: String,
-    /// Events.
+    /// The most events that a campaign's outbox may hold.
     pub outbox_max: u64,
     /// How long a campaign stays in Redis after it is over.
     pub archive_after: Duration,
-    /// Requests.
+    /// The most requests handled at once per listener.
     pub concurrency_max: usize,
-    /// Claims.
+    /// The most claims that one script call decides.
     pub batch_max: usize,
     /// Whether to serve the database whatever Redis it was last served with.
     pub take_over: bool,
-    /// Who may call.
+    /// The credentials of callers.
     pub credentials: Credentials,
 }
 
 impl Config {
-    /// Checks everything, makes the data folder or makes it private, and generates what is generated once.
+    /// Checks everything, makes the data directory or makes it private, and generates the secrets that are missing.
     pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
         let data_dir =
             data_dir::prepare(&args.data.data_dir).map_err(|problem| wrong("CLAIMGATE_DATA_DIR", problem))?;
         Self::read(args, Secrets::of(&data_dir))
     }
 
-    /// The same as it would be, with nothing made or changed.
+    /// The configuration that [`Self::from_args`] would give, with nothing made or changed.
     pub fn look(args: &ServeArgs) -> Result<Self, ConfigError> {
         Self::read(args, Secrets::as_they_are(&data_dir(args)))
     }
@@ -169,10 +175,10 @@ impl Config {
     }
 }
 
-/// The data folder, absolute, whether it is there already or not.
+/// The data directory, absolute, whether it exists or not.
 pub fn data_dir(args: &ServeArgs) -> PathBuf {
-    let folder = &args.data.data_dir;
-    folder.canonicalize().or_else(|_| std::path::absolute(folder)).unwrap_or_else(|_| folder.clone())
+    let directory = &args.data.data_dir;
+    directory.canonicalize().or_else(|_| std::path::absolute(directory)).unwrap_or_else(|_| directory.clone())
 }
 
 fn address(variable: &'static str, text: &str) -> Result<SocketAddr, ConfigError> {
@@ -224,7 +230,7 @@ fn database_url(text: Option<&str>, data_dir: &Path) -> Result<String, ConfigErr
         Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => Ok(url.to_owned()),
         Some(_) => Err(wrong(
             "CLAIMGATE_DATABASE_URL",
-            "must be postgres://…, or unset for SQLite in the data folder",
+            "must be postgres://…, or unset for SQLite in the data directory",
         )),
     }
 }
@@ -247,7 +253,7 @@ fn secret(variable: &'static str) -> Result<Option<String>, ConfigError> {
     }
 }
 
-/// The secrets: from the environment, else from the data folder, where they are made once.
+/// The secrets: from the environment, else from the data directory, where they are generated once.
 #[derive(Debug, Clone, Copy)]
 pub struct Secrets<'a> {
     data_dir: &'a Path,
@@ -255,12 +261,12 @@ pub struct Secrets<'a> {
 }
 
 impl<'a> Secrets<'a> {
-    /// Those of the data folder; one that is missing is made there.
+    /// Secrets in the data directory; one that is missing is generated there.
     pub fn of(data_dir: &'a Path) -> Self {
         Self { data_dir, makes: true }
     }
 
-    /// The same, writing nothing: for one that is missing stands another that would do.
+    /// The same without writing: a missing secret is replaced by a valid one that is not stored.
     pub fn as_they_are(data_dir: &'a Path) -> Self {
         Self { data_dir, makes: false }
     }
@@ -277,7 +283,7 @@ impl<'a> Secrets<'a> {
         }
     }
 
-    /// Who may call. Read anew it is what the files of the secrets say by then.
+    /// The credentials of callers, from the environment and the secrets' files as they are now.
     pub fn credentials(self) -> Result<Credentials, ConfigError> {
         Ok(Credentials { tokens: tokens(&self.admin_token()?)?, edge_keys: self.edge_keys()? })
     }
@@ -320,7 +326,7 @@ impl<'a> Secrets<'a> {
         checked.into_iter().filter_map(Result::err).collect()
     }
 
-    /// The text of a file of the data folder, made with `make` when there is none; nobody else can read it.
+    /// The text of a file in the data directory, generated with `make` when there is none; only core's user can read it.
     fn generated(
         self,
         name: &str,

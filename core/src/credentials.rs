@@ -1,18 +1,18 @@
-//! Who may call, and by what they are known.
+//! Callers, and the credentials that authenticate them.
 
 use claimgate_shared::signature::NamedKey;
 use claimgate_shared::{Code, Problem, UserId};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// A caller who is who they say.
+/// An authenticated caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// With the admin token.
     Admin,
     /// With an API token of this name.
     BackEnd(String),
-    /// The edge, for this user; `None` where nobody is signed in.
+    /// The edge, for this user; `None` without a signed-in user.
     Edge(Option<UserId>),
 }
 
@@ -61,7 +61,7 @@ impl Tokens {
     }
 }
 
-/// What callers are known by.
+/// The credentials of all callers.
 #[derive(Debug)]
 pub struct Credentials {
     /// Back ends' and the admin's.

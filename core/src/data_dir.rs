@@ -1,4 +1,4 @@
-//! The data directory. Claims, users and secrets lie in it: it is for the user that core runs as, and for nobody else.
+//! The data directory. It has claims, users and secrets in it: only the user that core runs as may open it.
 
 use std::fs::{self, Metadata, Permissions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::Mode;
 use rustix::process::{geteuid, umask};
 
-/// How the names begin of all that claimgate, its Redis, SQLite and `make up` keep there; and what a fresh file system has.
+/// Prefixes of the names of all files of claimgate, its Redis, SQLite and `make up`, and of what a new file system has.
 const OWN: [&str; 10] = [
     "admin.token",
     "claimgate.sqlite",
@@ -23,69 +23,69 @@ const OWN: [&str; 10] = [
 ];
 /// Rights of group and others.
 const OTHERS: u32 = 0o077;
-/// The mark of a directory that everybody may write to, such as `/tmp`.
+/// The mode bit of a directory that every user may write to, such as `/tmp`.
 const STICKY: u32 = 0o1000;
-/// Redis' files lie two directories deep.
+/// Redis' files are two directories deep.
 const DEPTH_MAX: u32 = 3;
 
-/// Something of the data directory that others than its owner may open.
+/// A file or directory that other users than its owner may open.
 #[derive(Debug)]
 pub struct Open {
-    /// Which.
+    /// Its path.
     pub path: PathBuf,
     /// Its permission bits.
     pub mode: u32,
 }
 
-/// From now on, whatever this process and its children make is for their user alone.
+/// Makes every file that this process and its children create from now on private to their user.
 pub fn keep_new_files_private() {
     umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// Makes the directory if there is none, and makes it and what lies in it private. Its absolute path.
+/// Makes the directory if there is none, and makes it and claimgate's files in it private. Returns its absolute path.
 ///
 /// # Errors
-/// What is wrong, when it cannot be made, or is open to others and not claimgate's alone: then others may need it as it is.
-pub fn prepare(folder: &Path) -> Result<PathBuf, String> {
-    let failed = |error: io::Error| format!("{}: {error}", folder.display());
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
-    let folder = folder.canonicalize().map_err(failed)?;
-    let found = fs::metadata(&folder).map_err(failed)?;
-    if found.mode() & OTHERS != 0 && !may_be_closed(&folder, &found).map_err(failed)? {
+/// A message, when it cannot be made, or is open to others and not claimgate's alone: then others may need it as it is.
+pub fn prepare(directory: &Path) -> Result<PathBuf, String> {
+    let failed = |error: io::Error| format!("{}: {error}", directory.display());
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let directory = directory.canonicalize().map_err(failed)?;
+    let found = fs::metadata(&directory).map_err(failed)?;
+    if found.mode() & OTHERS != 0 && !may_be_closed(&directory, &found).map_err(failed)? {
         return Err(format!(
             "{path} is open to other users (mode {mode:o}) and not claimgate's alone: name a directory of its own, such as \
              {path}/claimgate, or chmod 700 {path}",
-            path = folder.display(),
+            path = directory.display(),
             mode = found.mode() & 0o7777,
         ));
     }
-    for Open { path, mode } in open(&folder) {
+    for Open { path, mode } in open(&directory) {
         match fs::set_permissions(&path, Permissions::from_mode(mode & !OTHERS)) {
             Ok(()) => tracing::warn!("{} was open to other users (mode {mode:o}); closed", path.display()),
-            Err(error) if path == folder => return Err(failed(error)),
+            Err(error) if path == directory => return Err(failed(error)),
             // Another user's file, then: in a closed directory it is out of reach.
             Err(error) => {
                 tracing::warn!("{} is open to other users (mode {mode:o}): {error}", path.display());
             }
         }
     }
-    Ok(folder)
+    Ok(directory)
 }
 
 /// What others may open: the directory itself, and everything of claimgate's in it. What cannot be looked at is left out.
-pub fn open(folder: &Path) -> Vec<Open> {
+pub fn open(directory: &Path) -> Vec<Open> {
     let mut found = Vec::new();
-    note(folder, &mut found);
-    look_into(folder, DEPTH_MAX, &mut found, is_own);
+    note(directory, &mut found);
+    look_into(directory, DEPTH_MAX, &mut found, is_own);
     found
 }
 
-/// Ours, and in nobody's way: closing, say, `/tmp` or `/var/lib` would break the machine.
-fn may_be_closed(folder: &Path, found: &Metadata) -> io::Result<bool> {
+/// Whether the directory is core's own and has no other files: closing, say, `/tmp` or `/var/lib` would break the machine.
+fn may_be_closed(directory: &Path, found: &Metadata) -> io::Result<bool> {
     if found.uid() != geteuid().as_raw() || found.mode() & STICKY != 0 {
         return Ok(false);
     }
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         if !is_own(&entry?.file_name().to_string_lossy()) {
             return Ok(false);
         }
@@ -97,14 +97,14 @@ fn is_own(name: &str) -> bool {
     OWN.iter().any(|start| name.starts_with(start))
 }
 
-fn look_into(folder: &Path, depth: u32, found: &mut Vec<Open>, wanted: fn(&str) -> bool) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+fn look_into(directory: &Path, depth: u32, found: &mut Vec<Open>, wanted: fn(&str) -> bool) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if !wanted(&entry.file_name().to_string_lossy()) {
             continue;
         }
         note(&entry.path(), found);
-        if is_folder && depth > 1 {
+        if is_directory && depth > 1 {
             look_into(&entry.path(), depth - 1, found, |_| true);
         }
     }

@@ -37,36 +37,36 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_histogram!(
         DECISION_SECONDS,
         Unit::Seconds,
-        "From a claim's arrival at its lane to its decision"
+        "From a claim's arrival in its queue to its decision"
     );
     describe_counter!(FROM_CACHE, "Of the claims refused as sold out: those for which Redis was not asked");
     describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
-    describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events that wait for SQL, by campaign");
+    describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events not yet relayed to SQL, by campaign");
     describe_gauge!(
         OUTBOX_LAG_SECONDS,
         Unit::Seconds,
-        "Age of the oldest entry in any outbox: it rises while SQL hears of nothing"
+        "Age of the oldest entry in any outbox: it rises while nothing is relayed to SQL"
     );
     describe_counter!(RELAYED, "Events committed to SQL");
-    describe_counter!(DEAD_LETTERS, "Outbox entries that no core has written");
-    describe_counter!(DELETED, "Outbox entries that somebody deleted before SQL had heard of them");
+    describe_counter!(DEAD_LETTERS, "Malformed outbox entries, moved to the dead letters");
+    describe_counter!(DELETED, "Outbox entries that were deleted before they were relayed to SQL");
     describe_counter!(
         LOST,
         "Events that SQL had and has lost: found by comparing with Redis after SQL was away"
     );
     describe_gauge!(UP, "1 while the part answers: redis, sql");
     describe_counter!(LOADS, "Campaigns loaded from SQL into Redis");
-    describe_counter!(REDIS_STARTS, "Starts of the supervised Redis");
+    describe_counter!(REDIS_STARTS, "Starts of the managed Redis");
     Ok(handle)
 }
 
-/// A call to Redis with so many claims.
+/// One call to Redis decided `claims` claims.
 #[allow(clippy::cast_precision_loss)] // at most 256
 pub fn batch(claims: usize) {
     histogram!(BATCH_CLAIMS).record(claims as f64);
 }
 
-/// Looked up once, since each claim comes by; first used after the recorder was installed.
+/// Looked up once, since every claim uses it; first used after the recorder was installed.
 static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION_SECONDS));
 
 /// A claim decided, or refused untried, after this long; `result` is the decision's name.
@@ -90,12 +90,12 @@ pub fn relayed(events: u64) {
     counter!(RELAYED).increment(events);
 }
 
-/// The oldest entry of all outboxes is so old; zero when there is none.
+/// The age of the oldest entry of all outboxes; zero when there is none.
 pub fn outbox_lag(age: Duration) {
     gauge!(OUTBOX_LAG_SECONDS).set(age);
 }
 
-/// Events that wait for SQL.
+/// Events of a campaign not yet relayed to SQL.
 #[allow(clippy::cast_precision_loss)] // a gauge is for people
 pub fn outbox_events(campaign: &str, events: u64) {
     gauge!(OUTBOX_EVENTS, "campaign" => campaign.to_owned()).set(events as f64);
@@ -126,7 +126,7 @@ pub fn loaded() {
     counter!(LOADS).increment(1);
 }
 
-/// The supervised Redis was started.
+/// The managed Redis was started.
 pub fn redis_started() {
     counter!(REDIS_STARTS).increment(1);
 }

@@ -1,4 +1,4 @@
-//! `claimgate serve`, as a recipe: Redis, SQL, the jobs, two listeners, until told to stop.
+//! `claimgate serve`: starts Redis, SQL, the jobs and two listeners, and stops them on a signal.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let (mut managed, redis_url) = redis(&config)?;
     let sql = SqlStore::open(&config.database_url)
         .await
-        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the register: {error}"))?
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"))?
         // While SQL is away, those who wait for it leave the other places to claims.
         .for_callers((config.concurrency_max / 4).max(1));
     let authenticator = Authenticator::new(config.credentials);
@@ -71,7 +71,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let state = AppState::new(Arc::clone(&engine), authenticator, metrics.clone(), config.concurrency_max);
 
     let (stop_serving, serving) = watch::channel(false);
-    let (stop_draining, draining) = watch::channel(false);
+    let (stop_relaying, relaying) = watch::channel(false);
     let internal = tokio::spawn(http::serve(listener, internal_router(state.clone()), serving.clone()));
     let admin = tokio::spawn(http::serve(admin_listener, admin_router(state.clone()), serving.clone()));
     let mut told = pin!(told_to_stop());
@@ -86,7 +86,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
             let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&engine.recovery)).run(serving.clone()));
             let refresher = tokio::spawn(refresher.run(serving));
-            let relay = relay.spawn(draining)?;
+            let relay = relay.spawn(relaying)?;
             let ended = tokio::select! {
                 told = &mut told => told,
                 lost = keep(&right, sql.is_sqlite()) => Err(lost.into()),
@@ -96,7 +96,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             stop_serving.send_replace(true);
             in_time("the listeners", LISTENERS_MAX, async { tokio::join!(internal, admin) }).await;
             // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
-            stop_draining.send_replace(true);
+            stop_relaying.send_replace(true);
             in_time("the jobs", JOBS_MAX, async {
                 let _ = tokio::join!(maintenance, refresher);
                 while !relay.is_finished() {
@@ -134,7 +134,7 @@ async fn begin(
     take_over: bool,
 ) -> anyhow::Result<Serving> {
     let (redis, sql) = (&engine.sync.redis, &engine.sync.sql);
-    // A SQLite file lies in the data directory, which this core has locked: no other one can be at work on it.
+    // A SQLite file is in the data directory, which this core has locked: no other core can use it.
     let alone = take_over || sql.is_sqlite();
     let serving = loop {
         wait_for(redis, ours).await;
@@ -149,7 +149,7 @@ async fn begin(
     Ok(serving)
 }
 
-/// Says again and again that this core serves; returns once it may no longer, which a database of its own never says.
+/// Records periodically that this core serves; returns once it may not serve any more, which never happens with SQLite.
 async fn keep(right: &Serving, alone: bool) -> ServingError {
     loop {
         sleep(RENEW).await;
@@ -158,13 +158,13 @@ async fn keep(right: &Serving, alone: bool) -> ServingError {
         }
         match right.renew().await {
             Err(lost @ ServingError::AnotherRedis) => return lost,
-            // The look at their health says it.
+            // The health checks log it.
             Err(ServingError::Redis(_) | ServingError::Sql(_)) | Ok(()) => {}
         }
     }
 }
 
-/// What `claimgate doctor` finds, one line each.
+/// Logs what `claimgate doctor` finds, one line each.
 async fn say_what_is_risky(setup: Setup) {
     for finding in doctor::examine(&setup).await.findings {
         tracing::warn!(check = finding.check, "{finding}");
@@ -178,7 +178,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Two cores on one data folder would be two servers on one append-only file.
+/// Locks the data directory: two cores on one would be two Redis servers on one append-only file.
 fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
     let path = config.data_dir.join("lock");
     let file = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
@@ -203,7 +203,7 @@ fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, String)> {
 
 /// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused.
 async fn wait_for(redis: &RedisStore, ours: bool) {
-    let look_at = if ours { "redis/redis.log in the data folder" } else { "CLAIMGATE_REDIS_URL" };
+    let look_at = if ours { "redis/redis.log in the data directory" } else { "CLAIMGATE_REDIS_URL" };
     let started = Instant::now();
     let mut said = false;
     while let Err(error) = redis.ping().await {
@@ -215,13 +215,13 @@ async fn wait_for(redis: &RedisStore, ours: bool) {
     }
 }
 
-/// Reads the secrets' files anew on each SIGHUP, so that keys are changed with no call refused. Those that are wrong
+/// Reads the secrets' files again on each SIGHUP, so that keys are changed with no call refused. Invalid ones
 /// change nothing.
 async fn keep_credentials(authenticator: Authenticator, data_dir: PathBuf, mut hangup: Signal) {
     while hangup.recv().await.is_some() {
         match Secrets::of(&data_dir).credentials() {
             Ok(credentials) => {
-                tracing::info!(edge_keys = ?credentials.kids(), "credentials were read anew");
+                tracing::info!(edge_keys = ?credentials.kids(), "credentials were read again");
                 authenticator.replace(credentials);
             }
             Err(error) => tracing::error!("credentials stay as they were: {error}"),

@@ -2,7 +2,7 @@
 //! crash, or lose a reply. They are compiled in with the feature `steps` alone, which tests ask for; in what is shipped
 //! both functions are nothing.
 //!
-//! Whoever runs in a task without [`Steps`] passes each point straight through: what core spawns for itself too.
+//! A task without [`Steps`] does not stop at any point; this includes the tasks that core spawns itself.
 
 #[cfg(feature = "steps")]
 pub use self::scheduled::{SCHEDULED, Steps, after, before};
@@ -24,7 +24,7 @@ mod scheduled {
     }
 
     tokio::task_local! {
-        /// Whose step points are not passed straight through.
+        /// The control over the step points of the current task.
         pub static SCHEDULED: Arc<dyn Steps>;
     }
 

@@ -1,4 +1,4 @@
-//! What everybody may see of a campaign.
+//! The parts of a campaign that every caller may see.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use crate::{CampaignId, Timestamp, Window};
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// By everybody together.
+    /// By all users together.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
     pub total: Option<NonZeroU32>,
     /// By one user, over the whole campaign.
@@ -26,7 +26,7 @@ pub struct Limits {
     pub per_claim: Option<NonZeroU32>,
 }
 
-/// What an admin has set by hand, apart from the window.
+/// Whether an admin has paused or ended the campaign, apart from the window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AdminState {
@@ -56,7 +56,7 @@ pub enum CampaignState {
 }
 
 impl CampaignState {
-    /// The state at `now`, in the order in which the rules refuse: by hand, window, total.
+    /// The state at `now`, in the order in which the rules refuse: admin's state, window, total.
     pub fn at(now: Timestamp, admin_state: AdminState, window: Window, remaining: Option<u32>) -> Self {
         match (admin_state, window.position(now)) {
             (AdminState::Ended, _) => Self::Ended,

@@ -81,7 +81,7 @@ impl ClaimRequest {
 /// Which try of a claim a request is, as its caller vouches for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// The first: the claim has never been sent before, so nobody can have won it.
+    /// The first: the claim has never been sent before, so it cannot have been granted.
     First,
     /// It may be a retry, and its user a winner. Only Redis can tell.
     Unknown,

@@ -42,7 +42,7 @@ pub enum Denial {
     },
     /// More than is left.
     SoldOut {
-        /// Units left for everybody.
+        /// Units left for all users.
         remaining: u32,
     },
 }

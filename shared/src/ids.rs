@@ -88,7 +88,7 @@ id_type! {
 /// The first 16 bytes of SHA-256 over the length-prefixed campaign, user and key.
 pub type ClaimDigest = [u8; 16];
 
-/// `{campaign_id}.{user_id}.{22 characters}`: one claim for ever, whoever asks for it.
+/// `{campaign_id}.{user_id}.{22 characters}`: identifies one claim for ever.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimId {
     /// The campaign claimed from.

@@ -92,7 +92,7 @@ impl Code {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// Everybody together.
+    /// All users together.
     Total,
     /// One user.
     PerUser,
@@ -110,7 +110,7 @@ pub struct Extensions {
     /// What that limit still allows this caller, in units.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remaining: Option<u32>,
-    /// When the daily limit begins anew.
+    /// When the daily limit is reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resets_at: Option<Timestamp>,
     /// When the campaign opens.
@@ -137,7 +137,7 @@ pub struct Problem {
     pub code: Code,
     /// This occurrence, in words.
     pub detail: String,
-    /// The request's id, for whoever reads the logs.
+    /// The request's id, to find it in the logs.
     #[serde(default)]
     pub instance: String,
     /// Seconds after which asking again makes sense: the answer's `Retry-After`, no member of its JSON.
@@ -228,7 +228,7 @@ pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     struct Body<T>(#[serde(deserialize_with = "object")] T);
 
     serde_json::from_slice::<Body<T>>(body).map(|body| body.0).map_err(|plain| {
-        // Only who is wrong pays for finding out where.
+        // Only an invalid body pays for finding out where it is wrong.
         let mut reader = serde_json::Deserializer::from_slice(body);
         match serde_path_to_error::deserialize::<_, Body<T>>(&mut reader) {
             Err(error) if error.path().iter().next().is_some() => {

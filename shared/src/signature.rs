@@ -45,7 +45,7 @@ pub enum KeyError {
     /// Too short to be a secret.
     #[error("must be at least 32 bytes (43 characters of base64url)")]
     Short,
-    /// Known to everybody.
+    /// Publicly known.
     #[error(
         "is a sample from the documentation: make your own with `openssl rand -base64 32 | tr '+/' '-_' | tr -d =`"
     )]

@@ -245,7 +245,7 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     let file = |name: &str| directory.path().join(name);
     let (status, said) = drop_foreign(&fixture.core, &url, &file("ours")).await;
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("this register's own") && !file("ours").exists(), "{said}");
+    assert!(said.contains("this database's own") && !file("ours").exists(), "{said}");
 
     // Its core brings it back meanwhile: nothing is lost by the attempt.
     let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;

@@ -104,7 +104,7 @@ pub struct CreateArgs {
     /// IANA time zone whose calendar days count
     #[arg(long, default_value = "UTC", value_name = "ZONE")]
     time_zone: String,
-    /// Hold claims for so long until they are confirmed
+    /// Hold claims for this long until they are confirmed
     #[arg(long, value_name = "SECONDS")]
     hold_seconds: Option<std::num::NonZeroU32>,
     #[command(flatten)]
@@ -314,8 +314,10 @@ impl TokenArgs {
     pub fn run(self) -> Result<(), CallError> {
         let data_dir = &self.call.data.data_dir;
         if std::env::var_os("CLAIMGATE_USER_JWT_KEY").is_none() && !data_dir.is_dir() {
-            let problem =
-                format!("no folder {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_USER_JWT_KEY", data_dir.display());
+            let problem = format!(
+                "no directory {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_USER_JWT_KEY",
+                data_dir.display()
+            );
             return Err(CallError::Usage(problem));
         }
         let now = clock::now();

@@ -20,7 +20,7 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Looks, prints, and says whether all that is promised holds.
+    /// Prints the findings; an error when a guarantee does not hold.
     pub async fn run(self) -> bool {
         let report = look(&self.serve).await;
         let sound = !report.breaks();

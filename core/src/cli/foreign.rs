@@ -1,4 +1,4 @@
-//! `claimgate drop-foreign`: another register's campaign, out of this Redis.
+//! `claimgate drop-foreign`: removes another register's campaign from this Redis.
 
 use std::path::PathBuf;
 

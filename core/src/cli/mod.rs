@@ -50,9 +50,7 @@ enum Command {
     /// Compare Redis and SQL, and repair what is safe to repair
     Reconcile(ReconcileArgs),
     /// Tell what is wrong or risky with this set-up
-    #[command(
-        after_help = "Exit status: 0 when all that is promised holds, warnings or not; 1 when something does not."
-    )]
+    #[command(after_help = "Exit status: 0 when all guarantees hold, warnings or not; 1 when one does not.")]
     Doctor(Box<DoctorArgs>),
     /// Remove another register's campaign from this Redis, once its claims are written to a file
     DropForeign(Box<DropForeignArgs>),
@@ -70,7 +68,7 @@ impl Cli {
         match self.command {
             Command::Serve(args) => {
                 let ended = run_core(&runtime, &args);
-                // Whatever core has left behind when it stopped is not waited for.
+                // Tasks that core has left behind when it stopped are not waited for.
                 runtime.shutdown_background();
                 ended
             }

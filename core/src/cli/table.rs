@@ -83,7 +83,10 @@ pub fn reconciliation(reply: &Value) -> String {
     table.add_row(["claims", "", &word(&sql["claims"])]);
     table.add_row(["revoked", "", &word(&sql["revoked"])]);
     let mut lines = vec![table.to_string()];
-    lines.push(format!(" outbox: {} entries wait, {} parked", outbox["entries"], outbox["parked"]));
+    lines.push(format!(
+        " outbox: {} entries wait, {} dead letters",
+        outbox["entries"], outbox["dead_letters"]
+    ));
     for gap in sql["sequence_gaps"].as_array().into_iter().flatten() {
         lines.push(format!(
             " no claim has the sequences {} to {}: a loss before they reached SQL",

@@ -16,7 +16,7 @@ const NAMES_MAX: usize = 5;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// What does not belong together. Where one of the two does not answer, that is found elsewhere.
+/// Finds what does not belong together. That one of the two does not answer is found elsewhere.
 pub(super) async fn examine(setup: &Setup) -> Vec<Finding> {
     let compared = tokio::time::timeout(WAIT, compare(setup)).await;
     compared.ok().and_then(Result::ok).unwrap_or_default()

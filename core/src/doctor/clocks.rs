@@ -7,7 +7,7 @@ const CLOCKS_APART_MS_MAX: u64 = 1_000;
 /// … and further than this, windows and signatures are not what they say.
 const CLOCKS_BROKEN_MS: u64 = 30_000;
 
-/// What comes of a clock that shows `theirs_ms`, asked for between `before_ms` and `after_ms` of our own.
+/// The finding on a clock that showed `theirs_ms` when it was read between `before_ms` and `after_ms` of this machine's.
 pub(super) fn compare(
     check: &'static str,
     whose: &str,

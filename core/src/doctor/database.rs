@@ -9,7 +9,7 @@ use super::report::{Finding, Report};
 use super::setup::{Database, WAIT};
 use crate::clock;
 
-/// Settings that the promises rest on, and what does not hold when one is `off`.
+/// Settings that the guarantees rest on, and what does not hold when one is `off`.
 const SETTINGS: [(&str, &str, &str); 3] = [
     ("database.fsync", "fsync", "a crash of its machine may destroy the whole database"),
     (

@@ -12,16 +12,16 @@ use crate::clock;
 
 /// The longest one answer is waited for.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// A replica that has not been heard of for so long does not follow.
+/// A replica that has not been heard of for longer than this does not follow.
 const LAG_S_MAX: u64 = 10;
 
-/// Settings that the promises rest on: what they must be, and what does not hold otherwise.
+/// Settings that the guarantees rest on: what they must be, and what does not hold otherwise.
 const SETTINGS: [(&str, &str, &str, &str); 4] = [
     (
         "redis.appendonly",
         "appendonly",
         "yes",
-        "a restart of Redis loses every claim that SQL has not heard of",
+        "a restart of Redis loses every claim that is not relayed to SQL",
     ),
     (
         "redis.appendfsync",
@@ -83,7 +83,7 @@ async fn ask(url: &str, given: bool) -> Result<Vec<Finding>, RedisError> {
     if replication.is_none() {
         found.push(Finding::breaks(
             "redis.info",
-            "INFO is not allowed: a replica's promotion is not noticed, and limits may be passed after it",
+            "INFO is not allowed: a replica's promotion is not noticed, and limits may be exceeded after it",
             "allow the user of CLAIMGATE_REDIS_URL the commands INFO and CONFIG GET",
         ));
     }
@@ -164,7 +164,7 @@ fn replicas(info: &str) -> Vec<Finding> {
     let mut found = Vec::new();
     if number(info, "connected_slaves:") == Some(0) {
         let problem =
-            "no replica follows this Redis: its disk has the only copy of what SQL has not heard of yet";
+            "no replica follows this Redis: its disk has the only copy of what is not relayed to SQL yet";
         found.push(Finding::warning(
             "redis.replicas",
             problem,

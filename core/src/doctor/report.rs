@@ -8,20 +8,20 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// What is promised does not hold with this.
+    /// A guarantee does not hold.
     Breaks,
-    /// It holds; but something may go worse than it need.
+    /// All guarantees hold, but the set-up has an avoidable risk.
     Warning,
 }
 
-/// Something to be repaired.
+/// One finding: a problem and its remedy.
 #[derive(Debug, Clone, Serialize)]
 pub struct Finding {
-    /// How bad.
+    /// How bad it is.
     pub severity: Severity,
-    /// What was looked at, as a name that stays: `redis.appendonly`.
+    /// The check's stable name, such as `redis.appendonly`.
     pub check: &'static str,
-    /// What is wrong, and what comes of it.
+    /// What is wrong, and its consequence.
     pub problem: String,
     /// What to do.
     pub remedy: String,
@@ -42,7 +42,7 @@ impl Finding {
 
     /// A value of the configuration with which `serve` would not start.
     pub fn of_configuration(error: &impl fmt::Display) -> Self {
-        Self::breaks("configuration", error.to_string(), "set it right: core does not start with it")
+        Self::breaks("configuration", error.to_string(), "correct it: core does not start with it")
     }
 }
 
@@ -52,17 +52,17 @@ impl fmt::Display for Finding {
     }
 }
 
-/// All that was found.
+/// All findings.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
-    /// The worst first.
+    /// The findings, the worst first.
     pub findings: Vec<Finding>,
-    /// What could not be looked at, and why that is no fault.
+    /// What could not be checked, where that is no fault.
     pub notes: Vec<String>,
 }
 
 impl Report {
-    /// Whether anything promised does not hold.
+    /// Whether a guarantee does not hold.
     pub fn breaks(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Breaks)
     }

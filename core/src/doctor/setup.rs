@@ -1,4 +1,4 @@
-//! What is looked at.
+//! What the doctor checks.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::store::redis::managed;
 /// The longest that Redis, or the database, is waited for in all.
 pub(super) const WAIT: Duration = Duration::from_secs(5);
 
-/// Which Redis there is.
+/// The Redis of the set-up.
 #[derive(Debug)]
 pub(super) enum Redis {
     /// Core's own: where it listens while core runs, and its memory limit in bytes.
@@ -18,14 +18,14 @@ pub(super) enum Redis {
     Given { url: String },
 }
 
-/// Where claims are registered.
+/// The database of the set-up.
 #[derive(Debug)]
 pub(super) enum Database {
     Sqlite(PathBuf),
     Postgres(String),
 }
 
-/// What is looked at: the parts of a configuration that may be risky.
+/// The parts of a configuration that are checked.
 #[derive(Debug)]
 pub struct Setup {
     pub(super) data_dir: PathBuf,

@@ -36,10 +36,10 @@ pub(super) fn examine(setup: &Setup, report: &mut Report) {
     }
 }
 
-/// A file that is open in a directory that is not cannot be reached, until somebody opens the directory.
-fn open_files(folder: &Path) -> Vec<Finding> {
-    let open = data_dir::open(folder);
-    let reachable = open.first().is_some_and(|first| first.path == folder);
+/// An open file in a closed directory cannot be reached until the directory is opened: a warning, not a breach.
+fn open_files(directory: &Path) -> Vec<Finding> {
+    let open = data_dir::open(directory);
+    let reachable = open.first().is_some_and(|first| first.path == directory);
     let finding = |data_dir::Open { path, mode }: data_dir::Open| {
         let problem = format!("{} is open to other users of this machine (mode {mode:o})", path.display());
         let remedy = format!("chmod go-rwx {}, or restart core, which closes it", path.display());
@@ -61,16 +61,16 @@ fn secret_files() -> Vec<Finding> {
             (mode & 0o007 != 0).then(|| {
                 let file = Path::new(&file).display();
                 let problem =
-                    format!("{variable}: {file} can be read by everybody on this machine (mode {mode:o})");
+                    format!("{variable}: {file} can be read by every user of this machine (mode {mode:o})");
                 Finding::warning("secrets.open", problem, format!("chmod o-rwx {file}"))
             })
         })
         .collect()
 }
 
-fn file_system(folder: &Path) -> Option<Finding> {
-    let kind = rustix::fs::statfs(folder).ok()?.f_type;
-    let shown = folder.display();
+fn file_system(directory: &Path) -> Option<Finding> {
+    let kind = rustix::fs::statfs(directory).ok()?.f_type;
+    let shown = directory.display();
     if IN_MEMORY.contains(&kind) {
         let problem = format!("{shown} lies in memory: a restart of the machine loses every claim");
         return Some(Finding::breaks(

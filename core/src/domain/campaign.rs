@@ -15,46 +15,46 @@ use super::utc_offsets::TimeZone;
 
 const NAME_CHARS_MAX: usize = 200;
 
-/// The rules of a campaign and what else the register knows of it.
+/// A campaign as the database has it: its rules, and the state that belongs to them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Campaign {
-    /// Its id, for ever.
+    /// Its id, which never changes.
     pub id: CampaignId,
     /// Its name, for people.
     pub name: Name,
-    /// When claims are decided.
+    /// The time in which claims are granted.
     pub window: Window,
-    /// Whose calendar days count; never changes.
+    /// The time zone whose calendar days count; never changes.
     pub zone: TimeZone,
     /// How much may be claimed.
     pub limits: Limits,
     /// For how long a claim is held before it must be confirmed; `None` grants at once.
     pub hold_seconds: Option<NonZeroU32>,
-    /// What an admin has set by hand.
+    /// Whether an admin has paused or ended it.
     pub admin_state: AdminState,
     /// Raised by every change.
     pub version: u64,
     /// Raised by every load, 0 before the first: what an older epoch still wants to write is refused.
     pub epoch: Epoch,
-    /// Raised by everyone who is about to suspend the campaign in Redis: what is written there under an older one is
+    /// The last fencing token drawn, for suspending the campaign in Redis: what is written there under an older one is
     /// refused.
     pub token: FencingToken,
-    /// Which register's campaign it is: Redis may hold another one's of the same name.
+    /// The register it belongs to: Redis may hold another register's campaign of the same name.
     pub register_id: RegisterId,
-    /// How far SQL knows it to have come.
+    /// Its high-water mark, as far as SQL knows it.
     pub high_water_mark: HighWaterMark,
     /// When an admin last changed it.
     pub changed_at: Timestamp,
-    /// Set once the campaign is over and has left Redis.
+    /// Its final counters, once it is evicted.
     pub evicted: Option<Evicted>,
 }
 
-/// Told from all others that ever had the same name: drawn at a campaign's creation, kept in its row and in its keys.
+/// Tells a campaign from all others of the same name: drawn at its creation, kept in its row and in its keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisterId(String);
 
 impl RegisterId {
-    /// One that no other campaign has.
+    /// A random id that no other campaign has.
     pub fn random() -> Result<Self, Problem> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|_| {
@@ -63,7 +63,7 @@ impl RegisterId {
         Ok(Self(URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// As SQL and Redis have it.
+    /// The id as SQL and Redis store it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -75,7 +75,7 @@ impl From<String> for RegisterId {
     }
 }
 
-/// What a campaign came to before it left Redis.
+/// The final counters of an evicted campaign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
     /// Units taken.
@@ -85,7 +85,7 @@ pub struct Evicted {
 }
 
 impl Campaign {
-    /// The view of it when `taken` units are taken at `now`.
+    /// The view that callers get when `taken` units are taken at `now`.
     pub fn view(&self, taken: u64, now: Timestamp) -> CampaignView {
         let remaining = self.remaining(taken);
         CampaignView {

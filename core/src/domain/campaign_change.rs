@@ -1,4 +1,4 @@
-//! A campaign to be created, and a change of one, as admins ask for them.
+//! The request bodies that create and change a campaign.
 
 use std::num::NonZeroU32;
 
@@ -33,7 +33,7 @@ pub struct NewCampaign {
 }
 
 impl NewCampaign {
-    /// Reads the body of a campaign that is created at `now`; a problem names the field that is wrong.
+    /// Parses the body of a campaign that is created at `now`; a problem names the field that is wrong.
     pub fn parse(body: &[u8], now: Timestamp) -> Result<Campaign, Problem> {
         let new: Self = parse_json(body)?;
         Ok(Campaign {
@@ -99,7 +99,7 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 }
 
 impl CampaignPatch {
-    /// Reads the body; a problem names the field that is wrong.
+    /// Parses the body; a problem names the field that is wrong.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         parse_json(body)
     }

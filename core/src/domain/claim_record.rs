@@ -66,7 +66,7 @@ pub fn claims_of(user: &[u8], record: &[u8]) -> Vec<(UserId, ClaimRecord)> {
     claims.filter_map(ClaimRecord::read).map(|claim| (user.clone(), claim)).collect()
 }
 
-/// A claim that has moved out of its user's record: the user stands behind it.
+/// A claim that has moved out of its user's record: the record, followed by the user's id.
 pub fn moved_claim(moved: &[u8]) -> Option<(UserId, ClaimRecord)> {
     let user = std::str::from_utf8(moved.get(ClaimRecord::BYTES..)?).ok()?;
     Some((user.parse().ok()?, ClaimRecord::read(moved)?))
@@ -91,7 +91,7 @@ fn ms(at: Timestamp) -> u64 {
     at.as_ms().unsigned_abs()
 }
 
-/// The instant of so many ms since 1970; `None` for one that no [`Timestamp`] can be.
+/// The instant `ms` milliseconds after 1970-01-01T00:00:00Z; `None` when no [`Timestamp`] can hold it.
 pub fn timestamp(ms: u64) -> Option<Timestamp> {
     Timestamp::from_ms(i64::try_from(ms).ok()?).ok()
 }

@@ -1,11 +1,11 @@
-//! What a caller wants done with a claim that stands.
+//! Claim transitions that a caller can request.
 
 /// A change of a claim that was decided before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClaimTransition {
     /// A held claim becomes granted.
     Confirm,
-    /// The units go back.
+    /// The claim is returned, and its units can be claimed again.
     Return,
 }
 

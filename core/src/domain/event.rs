@@ -1,4 +1,4 @@
-//! What the scripts have written for SQL: one entry of the outbox per call, one event per claim that it changed.
+//! What the scripts write for SQL: one outbox entry per call, with one event per claim that it changed.
 
 use claimgate_shared::{CampaignId, ClaimId, Timestamp, UserId};
 
@@ -8,11 +8,11 @@ use super::counters::Epoch;
 /// A claim as it stood after a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimEvent {
-    /// Whose claim.
+    /// The user who claimed.
     pub user: UserId,
     /// The claim.
     pub claim: ClaimRecord,
-    /// When it became so.
+    /// When the claim got this state.
     pub updated_at: Timestamp,
     /// `total` at the decision; `None` when unlimited, or when this is no grant.
     pub limit_at_decision: Option<u64>,
@@ -34,7 +34,7 @@ pub struct OutboxEntry {
     pub id: String,
     /// The campaign's epoch when it was written.
     pub epoch: Epoch,
-    /// How many events the campaign had had after it.
+    /// The campaign's event count after it.
     pub count: u64,
     /// In the order of their decisions.
     pub events: Vec<ClaimEvent>,

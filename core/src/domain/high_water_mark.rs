@@ -10,7 +10,7 @@ pub struct HighWaterMark {
 }
 
 impl HighWaterMark {
-    /// As far as the further of the two, in each count.
+    /// The higher of the two, in each count.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self { sequence: self.sequence.max(other.sequence), events: self.events.max(other.events) }

@@ -1,4 +1,4 @@
-//! What both stores speak of: campaigns, claims, events, and how far a campaign has come. No I/O, no clock.
+//! The types that both stores share: campaigns, claims, events, high-water marks. No I/O, no clock.
 
 pub mod campaign;
 pub mod campaign_change;

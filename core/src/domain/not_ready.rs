@@ -19,22 +19,22 @@ pub enum NotReadyReason {
     Epoch,
     /// The server was promoted after the campaign was loaded.
     Replication,
-    /// Redis has had fewer events than are known to have happened.
+    /// Redis has fewer events than the minimum event count: it has lost some.
     Behind,
     /// One of its keys is gone, or of another epoch.
     Sentinel,
-    /// The offsets of its time zone end here.
+    /// The UTC offsets in Redis do not reach to the present.
     Days,
     /// Another core holds the lease for loading it.
     LoadingElsewhere,
     /// A claim that SQL holds is missing in Redis.
     ClaimMissing,
-    /// Its keys do not look as they should; a script has not said why yet.
+    /// A survey found its keys damaged; no script has been asked for the reason yet.
     Damaged,
 }
 
 impl NotReadyReason {
-    /// Those that scripts give, by their word.
+    /// The reasons that scripts give, by their reply word.
     const OF_SCRIPTS: [(&'static str, Self); 10] = [
         ("missing", Self::Missing),
         ("layout", Self::Layout),

@@ -19,7 +19,7 @@ impl TryFrom<String> for TimeZone {
     fn try_from(name: String) -> Result<Self, Self::Error> {
         let zone =
             tz::TimeZone::get(&name).map_err(|_| "must be an IANA time zone, such as Asia/Shanghai")?;
-        // `get` does not mind upper and lower case; the register does.
+        // `get` ignores case; the database does not.
         match zone.iana_name() {
             Some(iana) if iana == name => Ok(Self(zone)),
             _ => Err("must be an IANA time zone, spelt as in the database, such as Asia/Shanghai"),

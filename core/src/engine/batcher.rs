@@ -1,7 +1,7 @@
-//! Many callers, few calls: the claims that wait for a campaign go to Redis together.
+//! Collects concurrent claims on a campaign into one script call.
 //!
-//! Each campaign has a queue. While its calls are under way the queue fills; when one returns, all that waits goes in
-//! the next. There is no timer: an idle queue sends at once.
+//! Each campaign has a queue. While its calls are in flight the queue fills; when one returns, all claims that wait go
+//! in the next. There is no timer: an idle queue sends at once.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,24 +22,24 @@ use crate::metrics;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::scripts::{Decided, Verdict};
 
-/// Claims of one campaign under way at once: while Redis works on one full batch the next is on its way. Another
-/// campaign's claim waits behind the batch at work and that one, and no more.
+/// Claims of one campaign in flight at once: while Redis works on one full batch the next is already sent. Another
+/// campaign's claim waits behind these two batches, and no more.
 const IN_FLIGHT_MAX: usize = 2 * BATCH_MAX;
-/// The most claims that may wait for one campaign; further ones are turned away untried.
+/// The most claims that may wait for one campaign; further ones are refused untried.
 const PENDING_MAX: usize = 8192;
 
-/// What was decided on a claim, and under which rules.
+/// The decision on a claim, and the rules by which it was made.
 #[derive(Debug)]
 pub struct Decision {
-    /// What was decided.
+    /// Granted, held, replayed or denied.
     pub outcome: Outcome,
-    /// Units left of `total` after it.
+    /// Units left of `total` after the decision; `None` when unlimited.
     pub remaining: Option<u32>,
-    /// The campaign's version.
+    /// The version of the campaign's rules that decided.
     pub version: u64,
 }
 
-/// Why a claim was not decided, or not known to be.
+/// Why a claim was not decided, or why that is unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BatcherError {
     /// Too many wait already; nothing was tried.
@@ -53,7 +53,7 @@ pub enum BatcherError {
     Stopped,
 }
 
-/// Decides claims, in batches.
+/// Decides claims in batches, with one queue per campaign.
 #[derive(Debug)]
 pub struct ClaimBatcher {
     sync: Arc<CampaignSync>,
@@ -61,12 +61,12 @@ pub struct ClaimBatcher {
     queues: RwLock<HashMap<CampaignId, Arc<CampaignQueue>>>,
 }
 
-/// One campaign's way to Redis.
+/// One campaign's queue of claims for Redis.
 #[derive(Debug)]
 struct CampaignQueue {
     pending: mpsc::Sender<PendingClaim>,
     sold_out: Arc<SoldOutCache>,
-    /// Whether a claim came by enqueued_at this was last asked.
+    /// Whether the queue was used since [`ClaimBatcher::drop_idle_queues`] was last called.
     used: AtomicBool,
 }
 
@@ -80,13 +80,18 @@ struct PendingClaim {
 }
 
 impl ClaimBatcher {
-    /// A gate in front of `ledger` that lets a call decide at most `batch_max` claims, 1 to [`BATCH_MAX`].
+    /// A batcher that calls `sync` with at most `batch_max` claims at a time, 1 to [`BATCH_MAX`].
     pub fn new(sync: Arc<CampaignSync>, batch_max: usize) -> Self {
         Self { sync, batch_max, queues: RwLock::default() }
     }
 
-    /// Decides one claim. Once it is handed over it is decided even when the caller goes away. What may be a retry is never
-    /// refused from memory, which is a moment old: it may have been granted by another core enqueued_at.
+    /// Decides `request` on the campaign of `handle`. An enqueued claim is decided even when the caller drops the future.
+    /// A possible retry is never refused from the sold-out cache: another core may have granted it since the cache was
+    /// filled.
+    ///
+    /// # Errors
+    /// [`BatcherError::Overloaded`] when [`PENDING_MAX`] claims wait or the outbox is full: nothing was changed.
+    /// [`BatcherError::Sync`] when Redis gave no decision; whether the claim was decided may be unknown.
     pub async fn claim(
         &self,
         handle: &Arc<CampaignHandle>,
@@ -114,19 +119,18 @@ impl ClaimBatcher {
         decision.await.map_err(|_| BatcherError::Stopped)?
     }
 
-    /// Takes note that this core has given something back to `campaign`, or changed its rules: what is remembered of it
-    /// is older than that.
+    /// Invalidates what is cached of `campaign`. To be called after this core has given units back or changed the rules.
     pub fn invalidate(&self, campaign: &CampaignId) {
         if let Some(queue) = self.queues.read().unwrap_or_else(PoisonError::into_inner).get(campaign) {
             queue.sold_out.invalidate();
         }
     }
 
-    /// Drops the queues that no claim has come by enqueued_at this was last called, with what they know by heart; how many.
+    /// Drops the queues that no claim has used since the last call, with their sold-out caches. Returns their number.
     pub fn drop_idle_queues(&self) -> usize {
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
         let before = queues.len();
-        // Whoever still waits for a decision holds the queue: it was handed out under the lock that is held here.
+        // A claim that is being enqueued holds its queue: it was handed out under the lock that is held here.
         queues.retain(|_, queue| queue.used.swap(false, Ordering::Relaxed) || Arc::strong_count(queue) > 1);
         before - queues.len()
     }
@@ -152,7 +156,7 @@ impl ClaimBatcher {
     }
 }
 
-/// Takes claims out of a queue and has them decided.
+/// Takes claims out of a queue and sends them to Redis.
 #[derive(Debug)]
 struct Worker {
     sync: Arc<CampaignSync>,
@@ -165,9 +169,9 @@ impl Worker {
         let calls_max = IN_FLIGHT_MAX / batch_max;
         let calls = Arc::new(Semaphore::new(calls_max));
         let others = u32::try_from(calls_max - 1).unwrap_or(u32::MAX);
-        // The permit comes first: what arrives while all calls are under way goes in the next one, together.
+        // The permit comes first: claims that arrive while all calls are in flight go together in the next one.
         while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
-            // Beside a call that is under way a further one pays only when it is full: much of Redis' work for a call is
+            // Beside a call in flight a further one pays only when it is full: much of Redis' work for a call is
             // the same for one claim and for many. Batches of one are always full.
             if batch_max > 1 && queue.len() < batch_max {
                 let _ = calls.acquire_many(others).await;
@@ -184,14 +188,14 @@ impl Worker {
         }
     }
 
-    /// Decides a batch and answers everyone in it.
+    /// Decides a batch and answers each of its claims.
     async fn decide(&self, mut batch: Vec<PendingClaim>) {
         while !batch.is_empty() {
             metrics::batch(batch.len());
             let claims: Vec<_> = batch.iter().map(|claim| (&claim.id, claim.quantity.get())).collect();
             match self.sync.claim(&self.handle, &claims).await {
-                // Holds that were due have come back; whoever has to ask again does so now, and something came back
-                // for each time round.
+                // More holds were due than one call gives back, so some claims have to be sent again. Each round gives
+                // holds back, so this ends.
                 Ok(decided) => {
                     let sold_out_denials = decided.sold_out_denials();
                     if sold_out_denials > 0 {
@@ -211,7 +215,7 @@ impl Worker {
     }
 }
 
-/// Answers a decided batch; returns whoever has to ask again.
+/// Answers the decided claims of a batch; returns those that have to be sent again.
 fn answer(batch: Vec<PendingClaim>, decided: &Decided) -> Vec<PendingClaim> {
     let mut again = Vec::new();
     for (claim, verdict) in batch.into_iter().zip(&decided.verdicts) {
@@ -223,7 +227,7 @@ fn answer(batch: Vec<PendingClaim>, decided: &Decided) -> Vec<PendingClaim> {
         let decision = decision(decided, verdict, id, quantity);
         let result = decision.as_ref().map_or("put_off", |decision| result_of(&decision.outcome));
         metrics::decided(result, enqueued_at.elapsed());
-        // Nobody there any more is no failure: the claim stands, and a retry finds it.
+        // A caller that has gone away is no failure: the claim stands, and a retry finds it.
         let _ = answer.send(decision);
     }
     again
@@ -263,7 +267,7 @@ fn decision(
     Ok(Decision { outcome, remaining: decided.total.map(left), version: decided.version })
 }
 
-/// A decision as metrics have it.
+/// A decision's label in metrics.
 fn result_of(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Granted(_) => "granted",
@@ -273,7 +277,7 @@ fn result_of(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Why there is no decision, as metrics have it.
+/// The label in metrics for a claim that Redis did not decide.
 fn reason_of(error: &SyncError) -> &'static str {
     match error {
         SyncError::Redis(RedisStoreError::NotReady(_)) => "not_ready",
@@ -291,9 +295,9 @@ mod tests {
     use crate::store::redis::RedisStore;
     use crate::store::sql::SqlStore;
 
-    /// A batcher before a Redis that does not run: each claim gets an error, and a queue.
-    async fn batcher(folder: &tempfile::TempDir) -> ClaimBatcher {
-        let sql = SqlStore::open(&sqlite_url(&folder.path().join("register"))).await.unwrap();
+    /// A batcher whose Redis does not run: each claim gets a queue, and an error.
+    async fn batcher(directory: &tempfile::TempDir) -> ClaimBatcher {
+        let sql = SqlStore::open(&sqlite_url(&directory.path().join("claims.sqlite"))).await.unwrap();
         let client = redis::Client::open("redis+unix:///nowhere/redis.sock").unwrap();
         ClaimBatcher::new(
             Arc::new(CampaignSync { redis: Arc::new(RedisStore::new(client, 1)), sql }),
@@ -308,16 +312,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_queue_goes_once_no_claim_has_come_by_for_a_while_and_comes_back_with_the_next() {
-        let (folder, campaigns) = (tempfile::tempdir().unwrap(), CampaignRegistry::default());
-        let batcher = batcher(&folder).await;
+        let (directory, campaigns) = (tempfile::tempdir().unwrap(), CampaignRegistry::default());
+        let batcher = batcher(&directory).await;
         let (busy, idle) = (handle(&campaigns, "busy"), handle(&campaigns, "idle"));
         for handle in [&busy, &idle] {
             batcher.queue(handle, &handle.campaign().id);
         }
-        assert_eq!(batcher.drop_idle_queues(), 0, "each was used enqueued_at its beginning");
+        assert_eq!(batcher.drop_idle_queues(), 0, "each was used when it was made");
         let waiting = batcher.queue(&busy, &busy.campaign().id);
         assert_eq!(batcher.drop_idle_queues(), 1, "the idle one goes");
-        assert_eq!(batcher.drop_idle_queues(), 0, "one that somebody waits in stays");
+        assert_eq!(batcher.drop_idle_queues(), 0, "one that a claim waits in stays");
         drop(waiting);
         assert_eq!(batcher.drop_idle_queues(), 1);
         let again = batcher.queue(&idle, &idle.campaign().id);

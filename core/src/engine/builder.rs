@@ -57,7 +57,7 @@ impl Builder {
         Self { outbox_max, ..self }
     }
 
-    /// How long a campaign stays in Redis after it is over; a day if not given.
+    /// How long a campaign stays in Redis after it is over before it is evicted; a day if not given.
     pub fn archive_after(self, archive_after: Duration) -> Self {
         Self { archive_after, ..self }
     }
@@ -67,15 +67,15 @@ impl Builder {
         Self { batch_max, ..self }
     }
 
-    /// The engine, on the Redis at `redis_url`, which is connected to when first asked.
+    /// The engine on the Redis at `redis_url`. Connects with the first call, not here.
     ///
     /// # Errors
-    /// When the address is none.
+    /// When `redis_url` is not an address of a Redis.
     pub fn build(self, redis_url: &str) -> Result<Engine, RedisError> {
         Ok(self.on(Client::open(redis_url)?))
     }
 
-    /// The engine, on the Redis behind `client`.
+    /// The engine on the Redis behind `client`. Connects with the first call, not here.
     pub fn on(self, client: Client) -> Engine {
         let redis = Arc::new(RedisStore::new(client, self.outbox_max));
         let sync = Arc::new(CampaignSync { redis, sql: self.sql });

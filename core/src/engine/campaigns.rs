@@ -1,4 +1,4 @@
-//! Campaigns: shown, created, changed. SQL first, then Redis by version.
+//! Campaigns: read, created, changed. A change goes to SQL first, then to Redis, where the newer version counts.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::store::sql::{Change, Changed};
 pub struct CampaignStatus {
     /// Its rules.
     pub campaign: Arc<Campaign>,
-    /// Its counters; `None` while they cannot be had.
+    /// Its counters; `None` while Redis cannot give them.
     pub counters: Option<Counters>,
 }
 
@@ -30,11 +30,11 @@ pub struct CampaignStatus {
 pub struct CampaignList {
     /// The campaigns, in the order of their ids.
     pub items: Vec<CampaignStatus>,
-    /// Behind which id the next page begins; `None` on the last.
+    /// The id after which the next page begins; `None` on the last.
     pub next_cursor: Option<String>,
 }
 
-/// What became of a campaign that was to be created.
+/// The result of creating a campaign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Created {
     /// It was created.
@@ -44,7 +44,7 @@ pub enum Created {
 }
 
 impl Engine {
-    /// The campaign `id`; one that this core has not heard of yet is looked for in SQL.
+    /// The handle of the campaign `id`. One that this core does not hold yet is read from SQL and added to the registry.
     ///
     /// # Errors
     /// [`EngineError::CampaignNotFound`], or when SQL does not answer.
@@ -74,7 +74,7 @@ impl Engine {
         Ok(campaign.view(counters.taken, counters.now))
     }
 
-    /// The campaign with its live counters, or, while these cannot be had, without.
+    /// The campaign with its live counters, or without them while Redis cannot give them.
     ///
     /// # Errors
     /// When there is none, or SQL does not answer.
@@ -91,7 +91,7 @@ impl Engine {
         Ok(CampaignStatus { campaign, counters })
     }
 
-    /// Up to `limit` campaigns behind the id `after`.
+    /// Up to `limit` campaigns whose ids come after `after`, in the order of their ids.
     ///
     /// # Errors
     /// When SQL does not answer.
@@ -112,7 +112,7 @@ impl Engine {
         Ok(self.reconciler().compare(&*self.handle(id).await?).await?)
     }
 
-    /// Repairs what is safe to repair, and says what that was.
+    /// Repairs what is safe to repair. The result is the comparison after it, and lists what was done.
     ///
     /// # Errors
     /// As [`Self::compare`].
@@ -133,7 +133,7 @@ impl Engine {
         Ok(self.registry.update(self.campaign(&campaign.id).await?).campaign())
     }
 
-    /// Creates a campaign at `now`, for the caller of that name, and brings it into Redis.
+    /// Creates a campaign at `now` and loads it into Redis; `who` is the caller's name in the audit table.
     ///
     /// # Errors
     /// [`EngineError::CampaignExists`], [`EngineError::OfAnotherRegister`], or when a store does not answer: the campaign
@@ -164,7 +164,7 @@ impl Engine {
         Ok(self.sync.redis.holds_any(&Keys::of(id)).await? && self.sync.sql.campaign(id).await?.is_none())
     }
 
-    /// Changes a campaign's rules at `now`, for the caller of that name. They count from the next decision on.
+    /// Changes a campaign's rules at `now`, from the next decision on; `who` is the caller's name in the audit table.
     ///
     /// # Errors
     /// [`EngineError::VersionConflict`], [`EngineError::Invalid`], or when a store does not answer: the change may have
@@ -184,7 +184,7 @@ impl Engine {
         self.change(&before, after, Change { who, what: "update", at: now }).await
     }
 
-    /// Pauses, resumes or ends a campaign; done too when it is so already.
+    /// Pauses, resumes or ends a campaign. A campaign that is in that state already is no error.
     ///
     /// # Errors
     /// [`EngineError::CampaignEnded`], or as [`Self::update`].
@@ -220,12 +220,12 @@ impl Engine {
             }
         };
         let handle = self.registry.update(changed);
-        // An ended campaign that has left Redis stays away: there is nothing to put into force.
+        // An ended campaign that was evicted stays so: there are no rules to apply.
         if handle.campaign().evicted.is_some() {
             return Ok(());
         }
         match self.put_into_force(&handle).await {
-            // One that had left and has a future again comes back first.
+            // One that was evicted and can be claimed from again is loaded first.
             Err(error) if error.not_ready_reason().is_some() => {
                 if let Err(reason) = self.recovery.ensure_ready(&handle).await {
                     tracing::warn!(error = %reason, campaign = %handle.campaign().id, "not ready");
@@ -237,10 +237,10 @@ impl Engine {
         }
     }
 
-    /// Puts the campaign's rules into force in Redis.
+    /// Applies the campaign's rules in Redis, and invalidates what is cached of it.
     ///
     /// # Errors
-    /// When they may not be in force.
+    /// When the rules may not have been applied.
     pub async fn put_into_force(&self, handle: &CampaignHandle) -> Result<(), SyncError> {
         let campaign = handle.campaign();
         self.sync.set_rules(handle, &campaign).await?;

@@ -1,4 +1,4 @@
-//! Claims: decided, looked up, confirmed and returned, in Redis or, where the campaign has left it, in SQL.
+//! Claims: decided, looked up, confirmed and returned, in Redis or, for an evicted campaign, in SQL.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::store::redis::scripts::{Counters, Malformed};
 use crate::store::sql::{ClaimCursor, ClaimPage, Transitioned};
 
 impl Engine {
-    /// Decides a claim.
+    /// Decides a claim: in Redis, or, for an evicted campaign, in SQL.
     ///
     /// # Errors
-    /// When it was not decided, or is not known to be.
+    /// When it was not decided, or when that is unknown: the same claim may be sent again.
     pub async fn claim(&self, request: &ClaimRequest, attempt: Attempt) -> Result<Decision, EngineError> {
         let handle = self.handle(&request.campaign_id).await?;
         let campaign = handle.campaign();
@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Up to `limit` of a campaign's claims behind `after`, as SQL has them.
+    /// Up to `limit` of a campaign's claims after the place `after`, as SQL has them.
     ///
     /// # Errors
     /// When SQL does not answer.
@@ -77,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// Returns a claim's units at `now`; a claim that has expired stays as it is.
+    /// Returns a claim's units at `now`. An expired claim stays expired, which is no error.
     ///
     /// # Errors
     /// [`EngineError::ClaimStands`] when it was revoked.
@@ -104,7 +104,7 @@ impl Engine {
                     return Ok(claim);
                 }
                 Transitioned::Unknown => return Err(EngineError::ClaimNotFound),
-                // It has come back since this core last asked.
+                // It has been loaded into Redis since this core last read it.
                 Transitioned::NotEvicted => drop(self.registry.update(self.campaign(&id.campaign).await?)),
             }
         }
@@ -137,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// The campaign of a claim; an id that leads nowhere has no claim.
+    /// The campaign of a claim. Without the campaign there is no claim either.
     async fn handle_of_claim(&self, id: &ClaimId) -> Result<Arc<CampaignHandle>, EngineError> {
         self.handle(&id.campaign).await.map_err(|error| match error {
             EngineError::CampaignNotFound => EngineError::ClaimNotFound,

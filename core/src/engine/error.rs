@@ -1,4 +1,4 @@
-//! Why the engine did not do what it was asked.
+//! The engine's errors.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::sync::SyncError;
 use crate::store::redis::RedisStoreError;
 use crate::store::sql::SqlError;
 
-/// Why the engine did not do what it was asked.
+/// Why the engine did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// There is no such campaign.
@@ -22,7 +22,7 @@ pub enum EngineError {
     /// Another campaign has the id.
     #[error("another campaign has this id")]
     CampaignExists,
-    /// Redis has keys of a campaign of that id which belongs to another register.
+    /// Redis has keys of another register's campaign of that id.
     #[error("Redis holds another register's campaign of this id")]
     OfAnotherRegister,
     /// The campaign is at this version, and the change was made against another.
@@ -40,13 +40,13 @@ pub enum EngineError {
     /// The new rules contradict each other.
     #[error("the rules are not valid: {}", .0.detail)]
     Invalid(Problem),
-    /// A claim was not decided, or is not known to be.
+    /// A claim was not decided, or that is unknown.
     #[error(transparent)]
     Batcher(#[from] BatcherError),
     /// A call on the campaign gave no answer.
     #[error(transparent)]
     Sync(#[from] SyncError),
-    /// The campaign could not be brought back.
+    /// The campaign could not be loaded into Redis.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
     /// SQL did not answer.

@@ -1,5 +1,5 @@
-//! Campaigns that have left Redis: over, drained, and answered for by SQL alone. Nothing can be granted there any more,
-//! but a winner's retry still meets its claim.
+//! Evicted campaigns: over, relayed, removed from Redis, and answered from SQL alone. Nothing can be granted there any
+//! more, but a winner's retry still finds its claim.
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{ClaimRequest, ClaimStatus, Denial, Outcome};
@@ -10,7 +10,7 @@ use crate::domain::campaign::{Campaign, Evicted};
 use crate::store::redis::scripts::Counters;
 use crate::store::sql::{SqlError, SqlStore};
 
-/// Decides a claim on an archived campaign: a replay, or the denial that it is over.
+/// Decides a claim on an evicted campaign: a replay, or the denial that it is over.
 pub async fn decide(
     sql: &SqlStore,
     campaign: &Campaign,
@@ -26,7 +26,7 @@ pub async fn decide(
     Ok(Decision { outcome, remaining: campaign.remaining(evicted.taken), version: campaign.version })
 }
 
-/// The first rule that refuses, as `claim.lua` has it: what an admin has set comes before the window.
+/// The first rule that refuses, in the order of `claim.lua`: the admin's state comes before the window.
 fn over(campaign: &Campaign) -> Denial {
     match campaign.admin_state {
         AdminState::Paused => Denial::Paused,
@@ -35,7 +35,7 @@ fn over(campaign: &Campaign) -> Denial {
     }
 }
 
-/// What the campaign came to, as Redis would have said.
+/// The campaign's final counters, as Redis would give them.
 pub fn counters(campaign: &Campaign, evicted: Evicted) -> Counters {
     Counters {
         now: clock::now(),

@@ -1,4 +1,4 @@
-//! Takes campaigns out of Redis that are long over; SQL answers for them from then on (`evicted`).
+//! Evicts campaigns that are long over from Redis; from then on they are answered from SQL (`evicted`).
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::domain::campaign::{Campaign, Evicted};
 use crate::store::redis::lease::LeaseError;
 use crate::store::redis::loader::LoadError;
 
-/// For so long the clocks must not have stepped before a campaign is evicted for being over, unless it is to be sooner.
+/// How long the clocks must have been steady before a campaign is evicted for being over, unless `archive_after` is shorter.
 const STEADY_MIN: Duration = Duration::from_secs(3600);
 /// Campaigns whose keys are removed in one go.
 const DROPS_MAX: u32 = 100;
 
 impl Recovery {
-    /// Whether `campaign` is over for long enough, by core's clock and by Redis' at `redis_now`, and both have been steady.
+    /// Whether `campaign` has been over for long enough by core's clock and by Redis' (`redis_now`), and both are steady.
     pub(super) fn is_long_over(&self, campaign: &Campaign, redis_now: Timestamp) -> bool {
         let core_now = clock::now();
         let now = core_now.min(redis_now);
@@ -26,7 +26,7 @@ impl Recovery {
             && self.clocks.steady_for(core_now, redis_now) >= self.archive_after.min(STEADY_MIN)
     }
 
-    /// Takes a campaign that is long over and drained out of Redis; SQL answers for it from then on.
+    /// Evicts a campaign that is long over and relayed from Redis; from then on it is answered from SQL.
     pub(super) async fn evict_leased(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
         let id = handle.campaign().id.clone();
         let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
@@ -49,7 +49,7 @@ impl Recovery {
         if holds.held > 0 {
             return Ok(());
         }
-        // From here on it is not ready: whatever stops this half way, the recovery finds it and loads it.
+        // From here on it is not ready: if this stops halfway, the recovery finds the campaign and loads it.
         let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(()) };
         if !self.is_long_over(&drawn, counters.now) {
             return Ok(());
@@ -58,16 +58,16 @@ impl Recovery {
         let totals = self.sync.sql.totals(&drawn.id).await?;
         let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
         let epoch = suspended.epoch.max(drawn.epoch).next();
-        // Changed since the token was drawn, it may have a future again.
+        // If its rules were changed since the token was drawn, it may be claimed from again.
         let Some(campaign) = self.sync.sql.evict(&drawn, epoch, evicted, clock::now()).await? else {
             return Ok(());
         };
         self.registry.update(campaign.clone());
-        tracing::info!(campaign = %campaign.id, taken = evicted.taken, "evicted: SQL answers for it now");
+        tracing::info!(campaign = %campaign.id, taken = evicted.taken, "evicted: answered from SQL from now on");
         self.drop_keys(handle, &campaign).await
     }
 
-    /// Removes an evicted campaign's keys, unless it has come back meanwhile.
+    /// Removes an evicted campaign's keys, unless it has been loaded again meanwhile.
     async fn drop_keys(&self, handle: &CampaignHandle, evicted: &Campaign) -> Result<(), RecoveryError> {
         if self.sync.redis.drop_keys(&handle.keys, &evicted.token.to_string()).await? {
             self.sync.sql.keys_dropped(evicted).await?;

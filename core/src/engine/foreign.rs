@@ -1,7 +1,8 @@
-//! Another register's campaign in this Redis: its claims written to a file, then its keys removed.
+//! Removes another register's campaign from this Redis, once its claims are written to a file.
 //!
-//! Nothing that is served is removed. The campaign is suspended under a token that lies between two of its own register's:
-//! a core that serves it finds it so within 10 s, loads it under a higher token, and then it is left alone.
+//! A campaign that a core serves is not removed. The campaign is suspended under a token between two that its own
+//! database draws: a core that serves it finds it suspended within 10 s and loads it under a higher token, and then its
+//! keys are left alone.
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
@@ -21,34 +22,34 @@ use crate::store::redis::loader::LoadError;
 use crate::store::redis::{ClaimScan, KeysOwner, RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
 
-/// How long a core that serves the campaign has to bring it back.
+/// How long a core that serves the campaign has to load it again.
 pub const SERVED_WITHIN: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Why the keys were not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum ForeignError {
-    /// Nothing is there.
+    /// Redis has no keys of the campaign.
     #[error("this Redis has no campaign '{0}'")]
     None(CampaignId),
-    /// The campaign is not foreign.
-    #[error("the campaign '{0}' is this register's own: its keys are removed when it is over")]
+    /// The campaign belongs to this core's own database.
+    #[error("the campaign '{0}' is this database's own: its keys are removed when it is over")]
     Ours(CampaignId),
-    /// A core brought the campaign back while it was waited for.
+    /// A core loaded the campaign again within [`SERVED_WITHIN`].
     #[error(
         "a core serves the campaign '{0}': its keys were left alone, and the file has the claims of before"
     )]
     Served(CampaignId),
-    /// The keys are of a layout that this version does not know.
+    /// The keys have a layout that this version does not know.
     #[error("the keys are of another layout: use the version of claimgate that wrote them")]
     Layout,
-    /// Redis.
+    /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
-    /// SQL.
+    /// A call to SQL failed.
     #[error(transparent)]
     Sql(#[from] SqlError),
-    /// The file.
+    /// The export could not be written.
     #[error("{0}")]
     File(#[from] csv::Error),
 }
@@ -59,12 +60,13 @@ impl From<std::io::Error> for ForeignError {
     }
 }
 
-/// Writes all claims of the campaign `id` to `file`, which must not exist, and then removes its keys from the Redis at
-/// `redis_url`, unless the campaign is that of `database_url` or some core serves it; the number of claims. Takes 30 s.
-/// Dead letters stay.
+/// Writes all claims of the campaign `id` to the new file `file` as CSV, then removes its keys from the Redis at
+/// `redis_url`. Returns the number of claims. Takes [`SERVED_WITHIN`], since a core that serves the campaign must have
+/// time to load it again. Dead letters stay.
 ///
 /// # Errors
-/// When nothing was removed; the campaign may stay suspended then, until a core of its own loads it.
+/// Nothing was removed: there are no such keys, the campaign belongs to `database_url`, a core serves it, its layout is
+/// unknown, `file` exists, or a store did not answer. The campaign may stay suspended until its own core loads it.
 pub async fn export_and_drop(
     (redis_url, database_url): (&str, &str),
     id: &CampaignId,
@@ -104,13 +106,13 @@ pub async fn export_and_drop(
     }
 }
 
-/// A token above `token` and below the next that its register draws.
+/// A token above `token` and below the next that its own database draws.
 fn between_tokens(token: &str) -> String {
     let whole = token.split('.').next().unwrap_or_default();
     format!("{whole}.5")
 }
 
-/// All claims of a suspended campaign, and how many they are.
+/// All claims of a suspended campaign as CSV, and their number.
 async fn csv_of(redis: &RedisStore, keys: &Keys, id: &CampaignId) -> Result<(Vec<u8>, usize), ForeignError> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record([

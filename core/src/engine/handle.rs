@@ -1,5 +1,4 @@
-//! What this core holds of one campaign: its rules, how far it is known to have come, whether it is ready, and what it
-//! wants done.
+//! What this core holds of one campaign: its rules, its high-water mark, its readiness, and the work that it needs.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -13,7 +12,7 @@ use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::CallTarget;
 use crate::store::redis::keys::Keys;
 
-/// A campaign known to this core.
+/// A campaign that this core holds.
 #[derive(Debug)]
 pub struct CampaignHandle {
     /// Its keys in Redis.
@@ -24,23 +23,23 @@ pub struct CampaignHandle {
     /// When Redis last decided something for this core, in milliseconds since `began`.
     decided_ms: AtomicU64,
     began: Instant,
-    /// The version last put into force by this core, and when.
+    /// The version last applied in Redis by this core, and when.
     applied: Mutex<Option<(u64, Instant)>>,
-    /// The connection to Redis since which SQL was asked how far the campaign had come.
+    /// The generation of the connection to Redis on which the campaign was last synchronised with SQL.
     synced_generation: AtomicU64,
     readiness: AtomicU8,
-    /// Whether the maintenance has been told that the campaign needs it, and is not done yet.
+    /// Whether the maintenance has been notified of the campaign, and is not done with it yet.
     in_maintenance: AtomicBool,
-    /// Whether the relay has been told of something in the outbox that it has not begun to read yet.
+    /// Whether the relay has been notified of outbox entries that it has not begun to read yet.
     outbox_told: AtomicBool,
-    /// Whether the relay should also look for what a core that is gone has read and left lying.
+    /// Whether the relay should also take over entries that a core has read and not acknowledged before it went away.
     leftovers: AtomicBool,
-    /// When the next hold falls due as far as is known, in milliseconds since `began`; `u64::MAX` for none.
+    /// When the next known hold falls due, in milliseconds since `began`; `u64::MAX` for none.
     hold_due_ms: AtomicU64,
     notices: Arc<Notices>,
 }
 
-/// Rules are put into force again after this long, so that the UTC offsets reach far ahead.
+/// Rules are applied again after this long, so that the UTC offsets in Redis reach far ahead.
 const RULES_AGE_MAX: Duration = Duration::from_hours(1);
 
 /// The next decision is expected within this time of the last.
@@ -53,11 +52,11 @@ const EARLIER_MS: u64 = 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Readiness {
-    /// Not called upon yet.
+    /// No call has been made yet.
     Unchecked,
-    /// It was ready when last called upon.
+    /// The last call found it ready.
     Ready,
-    /// It was not, and the maintenance knows.
+    /// The last call found it not ready; the maintenance has been notified.
     NotReady,
 }
 
@@ -81,53 +80,53 @@ impl CampaignHandle {
         }
     }
 
-    /// Records that nothing can be decided on the campaign, and tells the maintenance, once until [`Self::maintained`].
+    /// Records that nothing can be decided on the campaign, and notifies the maintenance, once until [`Self::maintained`].
     pub fn mark_not_ready(&self, reason: NotReadyReason) {
         self.readiness.store(Readiness::NotReady as u8, Ordering::Release);
         tracing::debug!(campaign = %self.campaign().id, %reason, "not ready");
         self.needs_maintenance();
     }
 
-    /// Tells the maintenance of the campaign, once until [`Self::maintained`].
+    /// Notifies the maintenance of the campaign, once until [`Self::maintained`].
     pub fn needs_maintenance(&self) {
         if !self.in_maintenance.swap(true, Ordering::AcqRel) {
             self.notices.maintenance.put(self.campaign().id.clone());
         }
     }
 
-    /// Records that the maintenance is done with the campaign: it is told again from now on.
+    /// Records that the maintenance is done with the campaign: it is notified again from now on.
     pub fn maintained(&self) {
         self.in_maintenance.store(false, Ordering::Release);
     }
 
-    /// Records that the campaign is ready. What its outbox held before is for the relay to read now.
+    /// Records that the campaign is ready, and notifies the relay, which could not read its outbox before.
     pub fn mark_ready(&self) {
         if self.readiness.swap(Readiness::Ready as u8, Ordering::AcqRel) != Readiness::Ready as u8 {
             self.has_events();
         }
     }
 
-    /// Tells the relay that the outbox may hold something, once until [`Self::begin_relay`].
+    /// Notifies the relay that the outbox may hold entries, once until [`Self::begin_relay`].
     pub fn has_events(&self) {
         if !self.outbox_told.swap(true, Ordering::AcqRel) {
             self.notices.outbox.put(self.campaign().id.clone());
         }
     }
 
-    /// Tells the relay that entries lie in the outbox which another core may have read before it went away.
+    /// Notifies the relay of outbox entries that another core may have read before it went away.
     pub fn has_leftovers(&self) {
         self.leftovers.store(true, Ordering::Release);
         self.has_events();
     }
 
-    /// Records that the outbox is about to be read: what is written from now on is told again. Whether there may be
-    /// leftovers of other cores.
+    /// Records that the outbox is about to be read: the relay is notified again of what is written from now on. Returns
+    /// whether there may be leftovers of other cores.
     pub fn begin_relay(&self) -> bool {
         self.outbox_told.store(false, Ordering::Release);
         self.leftovers.swap(false, Ordering::AcqRel)
     }
 
-    /// Records that a hold falls due after `left`, and tells the maintenance if that is earlier than it knows of.
+    /// Records that a hold falls due after `left`, and notifies the maintenance if that is earlier than any known one.
     pub fn hold_due_in(&self, left: Duration) {
         let due_ms = self.age_ms().saturating_add(u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         let earlier = |known_ms: u64| (due_ms.saturating_add(EARLIER_MS) < known_ms).then_some(due_ms);
@@ -136,7 +135,7 @@ impl CampaignHandle {
         }
     }
 
-    /// How long until the next hold falls due, as far as is known; zero when one is due.
+    /// How long until the next known hold falls due; zero when one is due.
     pub fn next_hold(&self) -> Option<Duration> {
         match self.hold_due_ms.load(Ordering::Acquire) {
             u64::MAX => None,
@@ -144,12 +143,12 @@ impl CampaignHandle {
         }
     }
 
-    /// Records that due holds are about to be given back: what falls due from now on is told again.
+    /// Records that due holds are about to be given back: the maintenance is notified again of holds from now on.
     pub fn begin_sweep(&self) {
         self.hold_due_ms.store(u64::MAX, Ordering::Release);
     }
 
-    /// Whether the campaign was ready when it was last called upon.
+    /// Whether the last call on the campaign found it ready.
     pub fn is_ready(&self) -> bool {
         self.readiness.load(Ordering::Acquire) == Readiness::Ready as u8
     }
@@ -159,23 +158,23 @@ impl CampaignHandle {
         self.is_ready() && self.campaign().evicted.is_none()
     }
 
-    /// The connection to Redis since which SQL was asked how far the campaign had come; 0 for none.
+    /// The generation of the connection to Redis on which the campaign was last synchronised with SQL; 0 for none.
     pub fn synced_generation(&self) -> Generation {
         Generation::new(self.synced_generation.load(Ordering::Acquire))
     }
 
-    /// Records that SQL was asked how far the campaign had come since the connection `generation`.
+    /// Records that the campaign was synchronised with SQL on the connection `generation`.
     pub fn mark_synced(&self, generation: Generation) {
         self.synced_generation.store(generation.get(), Ordering::Release);
     }
 
-    /// The campaign as the register had it when last looked at.
+    /// The campaign as last read from the database.
     pub fn campaign(&self) -> Arc<Campaign> {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// How far the campaign is known to have come, by what Redis has acknowledged to this core and by what SQL has: a
-    /// Redis that is behind has lost claims.
+    /// The campaign's high-water mark, from what Redis has acknowledged to this core and from what SQL has: a Redis that
+    /// is behind it has lost claims.
     pub fn high_water_mark(&self) -> HighWaterMark {
         HighWaterMark {
             sequence: self.sequence.load(Ordering::Acquire),
@@ -183,7 +182,7 @@ impl CampaignHandle {
         }
     }
 
-    /// Records that the campaign has come so far. Events not heard of before wait in the outbox.
+    /// Raises the campaign's high-water mark, and notifies the relay of events not heard of before: they are in the outbox.
     pub fn observe(&self, high_water_mark: HighWaterMark) {
         self.sequence.fetch_max(high_water_mark.sequence, Ordering::AcqRel);
         if self.events.fetch_max(high_water_mark.events, Ordering::AcqRel) < high_water_mark.events {
@@ -202,7 +201,7 @@ impl CampaignHandle {
         decided_ms > 0 && self.age_ms() < decided_ms + BUSY_MS
     }
 
-    /// `campaign`, as this core holds it, to call a script on.
+    /// The target of a script call on `campaign`, with the minimum event count that this core knows.
     pub fn target<'a>(&'a self, campaign: &'a Campaign) -> CallTarget<'a> {
         CallTarget {
             keys: &self.keys,
@@ -216,12 +215,12 @@ impl CampaignHandle {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Records that the rules of `version` are in force in Redis.
+    /// Records that the rules of `version` are applied in Redis.
     pub fn mark_rules_applied(&self, version: u64) {
         *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
     }
 
-    /// Whether the rules have to be put into force: newer than what was, or not for long.
+    /// Whether the rules have to be applied: they are newer than those applied last, or these are due for renewal.
     pub fn rules_are_due(&self) -> bool {
         let campaign = self.campaign();
         if campaign.evicted.is_some() {
@@ -232,12 +231,12 @@ impl CampaignHandle {
         applied.is_none_or(|(last, at)| last < version || at.elapsed() > RULES_AGE_MAX)
     }
 
-    /// Takes over the campaign as the register has it, unless it is older.
+    /// Replaces the campaign by what was read from the database, unless that is older.
     pub(super) fn update(&self, campaign: Campaign) {
         self.observe(campaign.high_water_mark);
         let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
         let order = (campaign.epoch, campaign.version).cmp(&(rules.epoch, rules.version));
-        // What is given back after a campaign has left Redis raises neither.
+        // A return after the eviction raises neither version nor epoch.
         let given_back = || match (campaign.evicted, rules.evicted) {
             (Some(now), Some(before)) => now.taken < before.taken,
             _ => false,

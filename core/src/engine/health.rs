@@ -7,9 +7,9 @@ use crate::metrics;
 /// Whether Redis and SQL answered when last asked; both are down until they have been.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// Redis.
+    /// Redis' health.
     pub redis: StoreHealth,
-    /// SQL.
+    /// SQL's health.
     pub sql: StoreHealth,
 }
 
@@ -18,7 +18,7 @@ pub struct Health {
 pub struct StoreHealth(AtomicBool);
 
 impl StoreHealth {
-    /// Whether it did.
+    /// Whether the store answered when last asked.
     pub fn is_up(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
 //! Everything that needs both stores: claims decided and looked up, campaigns created and changed, and what keeps Redis and
-//! SQL in step. Knows no HTTP and does nothing by itself: the `jobs` do.
+//! SQL in step. It knows no HTTP and starts no periodic work: that is for `jobs`.
 
 pub mod batcher;
 mod builder;

@@ -1,4 +1,4 @@
-//! Whether Redis and SQL agree on a campaign, in numbers; and what can safely be put right.
+//! Whether Redis and SQL agree on a campaign, in numbers; and the repair of what is safe to repair.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::store::redis::outbox::OutboxState;
 use crate::store::redis::scripts::Counters;
 use crate::store::sql::Totals;
 
-/// Ranges of missing sequences that are named.
+/// The most ranges of missing sequences that are listed.
 const GAPS_MAX: u32 = 100;
 /// An outbox entry older than this is late, in milliseconds.
 const LAG_MS_MAX: i64 = 10_000;
@@ -27,11 +27,11 @@ const STRANDED_MS: i64 = 5_000;
 pub struct Reconciliation {
     /// Whether nothing differs.
     pub agrees: bool,
-    /// Redis' side; `null` while the campaign is not ready, or has left Redis for good.
+    /// Redis' side; `null` while the campaign is not ready, or when it was evicted.
     pub redis: Option<RedisSide>,
     /// SQL's side.
     pub sql: SqlSide,
-    /// What is on its way from one to the other.
+    /// What waits in Redis to be relayed to SQL.
     pub outbox: OutboxSide,
     /// Everything that differs, by name.
     pub differences: Vec<Difference>,
@@ -49,7 +49,7 @@ pub struct RedisSide {
     pub taken_by_users: u64,
     /// The last sequence given.
     pub sequence: u64,
-    /// The version decided by.
+    /// The version of the rules that Redis decides by.
     pub version: u64,
     /// Claims held.
     pub holds: u64,
@@ -86,13 +86,13 @@ pub struct Gap {
 /// The outbox.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct OutboxSide {
-    /// Entries that SQL has yet to hear.
+    /// Entries not yet relayed to SQL.
     pub entries: u64,
     /// Events in them, by the campaign's own counter.
     pub events: u64,
     /// When the oldest was written.
     pub oldest: Option<Timestamp>,
-    /// Entries that no core has written, moved out of the way.
+    /// Malformed entries, moved out of the outbox.
     pub dead_letters: u64,
 }
 
@@ -111,7 +111,7 @@ pub struct Difference {
 pub struct Reconciler<'a> {
     /// Both stores.
     pub sync: &'a CampaignSync,
-    /// Brings campaigns back.
+    /// Loads campaigns into Redis.
     pub recovery: &'a Arc<Recovery>,
 }
 
@@ -158,20 +158,20 @@ impl Reconciler<'_> {
         })
     }
 
-    /// Puts right what is safe to put right, and says what that was.
+    /// Repairs what is safe to repair. The result is the comparison after it, and lists what was done.
     pub async fn repair(&self, handle: &CampaignHandle) -> Result<Reconciliation, RecoveryError> {
         let before = self.compare(handle).await?;
         let has = |name: &str| before.differences.iter().any(|difference| difference.name == name);
         let mut repairs = Vec::new();
         if has("version") {
             self.sync.set_rules(handle, &handle.campaign()).await?;
-            repairs.push("put the register's version of the rules into force".to_owned());
+            repairs.push("applied the database's version of the rules".to_owned());
         }
         if has("stranded_holds") {
             self.sync.sweep(handle).await?;
             repairs.push("gave back the holds that were due".to_owned());
         }
-        // SQL holds everything that was drained, and loading drains the rest first: nothing is lost by it.
+        // SQL holds everything that was relayed, and loading relays the rest first: nothing is lost by it.
         if ["not_ready", "taken", "users", "sequence", "holds", "backlog"].into_iter().any(has) {
             repairs.push(match self.recovery.recover(handle, true).await? {
                 Recovered::Loaded(claims) => format!("loaded {claims} claims from SQL under a new epoch"),

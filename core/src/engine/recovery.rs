@@ -1,9 +1,9 @@
-//! Brings campaigns back whose counters in Redis are missing, behind, or of another epoch.
+//! Loads campaigns into Redis whose counters there are missing, behind, or of another epoch.
 //!
-//! The order matters: draw a token from the campaign's row in SQL, suspend in Redis under it, drain what is left to SQL,
+//! The order matters: draw a token from the campaign's row in SQL, suspend in Redis under it, relay what is left to SQL,
 //! raise the epoch in SQL, load from SQL, open. Loading beside a live outbox would count twice; raising the epoch late would
-//! let an old drain exceed a limit. Whoever suspends makes every older loader late, wherever it stands: leases only save
-//! work. A campaign that was just created comes into Redis in the same way.
+//! let an old relay exceed a limit. A suspension makes every older loader late, whatever step it has reached: leases only
+//! save work. A campaign that was just created is loaded into Redis in the same way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,16 +28,16 @@ use crate::store::redis::scripts::Suspended;
 use crate::store::redis::{ClaimScan, RedisStoreError};
 use crate::store::sql::{History, OutboxWriteError, SqlError};
 
-/// A crashed loader keeps others waiting for so long.
+/// Lease TTL; a crashed loader blocks others this long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
-/// Claims that SQL lacks, written in one transaction.
+/// The most missing claims that one transaction writes to SQL.
 const RESCUE_PAGE: usize = 1000;
-/// How long a caller waits for a campaign that another core is loading, and how often it looks. A schedule that holds that
-/// core up would be waited for in vain.
+/// How long a caller waits for a campaign that another core is loading, and how often it looks. Zero with step points: a
+/// test's schedule may hold that core up, and the wait would be in vain.
 const READY_WAIT: Duration = if cfg!(feature = "steps") { Duration::ZERO } else { Duration::from_secs(1) };
 const READY_LOOK: Duration = Duration::from_millis(10);
 
-/// Brings campaigns back.
+/// Loads campaigns into Redis that are not ready.
 #[derive(Debug)]
 pub struct Recovery {
     /// Both stores.
@@ -49,42 +49,42 @@ pub struct Recovery {
     pub(super) clocks: Clocks,
 }
 
-/// What became of a campaign that was not ready.
+/// The result for a campaign that was not ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Recovered {
-    /// It was ready after all.
+    /// It was ready already.
     Ready,
-    /// Loaded from SQL, with so many claims.
+    /// It was loaded from SQL, with this number of claims.
     Loaded(u64),
-    /// Another core is at it.
+    /// Another core is loading it.
     Elsewhere,
 }
 
-/// Why a campaign could not be brought back yet.
+/// Why a campaign could not be loaded yet.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoveryError {
-    /// A call on the campaign.
+    /// A call on the campaign failed.
     #[error(transparent)]
     Sync(#[from] SyncError),
-    /// Redis.
+    /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
-    /// Redis, while loading.
+    /// Loading into Redis failed.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// SQL.
+    /// A call to SQL failed.
     #[error(transparent)]
     Sql(#[from] SqlError),
-    /// No randomness for a lock's owner.
+    /// The system has no randomness for a lease's holder.
     #[error("no randomness: {0}")]
     Random(#[from] getrandom::Error),
-    /// SQL, while the outbox was written to it.
+    /// The outbox could not be written to SQL.
     #[error(transparent)]
     OutboxWrite(#[from] OutboxWriteError),
-    /// The keys are of a layout that this version does not know.
+    /// The keys have a layout that this version does not know.
     #[error("its keys are of another layout: another version of claimgate is at work on them")]
     Layout,
-    /// The keys are another register's.
+    /// The keys belong to another register's campaign.
     #[error("its keys in Redis belong to another register's campaign of the same name")]
     OtherRegister,
 }
@@ -97,12 +97,12 @@ impl RecoveryError {
 }
 
 impl Recovery {
-    /// For the campaigns of both stores behind `sync`; knows none yet.
+    /// A recovery of the campaigns of both stores behind `sync`, whose registry is empty.
     pub fn new(sync: Arc<CampaignSync>, archive_after: Duration) -> Self {
         Self { sync, registry: Arc::default(), archive_after, clocks: Clocks::default() }
     }
 
-    /// Brings one campaign into Redis if it is not ready, or waits until another core has; 1 s at most.
+    /// Loads one campaign into Redis if it is not ready, or waits until another core has; 1 s at most.
     ///
     /// # Errors
     /// [`NotReadyReason::LoadingElsewhere`] when it is still not ready then.
@@ -117,7 +117,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Brings one campaign back if it is not ready; gives back holds that are due.
+    /// Loads one campaign into Redis if it is not ready, and evicts it if it is long over. Gives back holds that are due.
     pub async fn maintain(&self, handle: &CampaignHandle) -> Result<Recovered, RecoveryError> {
         if handle.campaign().evicted.is_some() {
             return Ok(Recovered::Ready);
@@ -141,12 +141,12 @@ impl Recovery {
         Ok(recovered)
     }
 
-    /// An owner for one piece of work: two at once in this core must not take each other's lease for their own.
+    /// A lease holder for one piece of work: two tasks of this core must not take each other's lease for their own.
     pub(super) fn lease_holder(&self) -> Result<LeaseHolder, getrandom::Error> {
         LeaseHolder::new(Arc::clone(&self.sync.redis))
     }
 
-    /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, also if it is.
+    /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, even if it is ready.
     pub async fn recover(&self, handle: &CampaignHandle, anyway: bool) -> Result<Recovered, RecoveryError> {
         let id = handle.campaign().id.clone();
         let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
@@ -159,7 +159,7 @@ impl Recovery {
             Err(RecoveryError::Load(LoadError::Late)) => Ok(Recovered::Elsewhere),
             result => result,
         };
-        // Not released, it frees itself.
+        // A lease that is not released expires.
         let _ = lease.release().await;
         result
     }
@@ -189,7 +189,7 @@ impl Recovery {
         let rescued = self.secure(handle, &drawn, suspended).await?;
         let epoch = suspended.epoch.max(drawn.epoch).next();
         let mut high_water_mark = handle.high_water_mark();
-        // What an older epoch has counted says nothing about this one.
+        // The counters of an older epoch say nothing about this one.
         if suspended.epoch >= drawn.epoch {
             high_water_mark = high_water_mark.max(suspended.high_water_mark);
         }
@@ -207,8 +207,8 @@ impl Recovery {
     }
 
     /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
-    /// The campaign as its row was then, and what Redis holds of it; `None` when SQL has no such campaign, or it has been
-    /// evicted.
+    /// Returns the campaign with the token drawn for this, and what Redis holds of it; `None` when SQL has no such
+    /// campaign, or it has been evicted.
     pub async fn suspend(
         &self,
         handle: &CampaignHandle,
@@ -227,8 +227,8 @@ impl Recovery {
         }
     }
 
-    /// Makes sure that SQL holds all that a suspended campaign's keys do: what waits in the outbox, whoever has read it
-    /// before, and, where the sums tell that SQL has lost rows it once had, those. Returns how many these were.
+    /// Makes sure that SQL holds all that a suspended campaign's keys do: the outbox, whichever core has read from it, and,
+    /// where the sums show that SQL has lost rows, those rows. Returns the number of lost rows written again.
     pub(super) async fn secure(
         &self,
         handle: &CampaignHandle,
@@ -236,7 +236,7 @@ impl Recovery {
         suspended: Suspended,
     ) -> Result<u64, RecoveryError> {
         self.relay_suspended(handle).await?;
-        // Of an older epoch SQL has taken what there was before it went on without it.
+        // Keys of an older epoch were relayed before SQL raised the epoch.
         let Some(revisions) = suspended.revisions.filter(|_| suspended.epoch >= drawn.epoch) else {
             return Ok(0);
         };
@@ -258,7 +258,7 @@ impl Recovery {
         Ok(rescued)
     }
 
-    /// Writes claims to SQL that it lacks; how many.
+    /// Writes the claims to SQL that it lacks; returns their number.
     async fn rescue(
         &self,
         drawn: &Campaign,
@@ -270,7 +270,7 @@ impl Recovery {
         let stands = |claim: &ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
         lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));
         lacking.dedup_by_key(|(_, claim)| claim.sequence);
-        // The total that they were decided by is not known; all of them were within what Redis counts.
+        // The total that they were decided by is unknown; all of them are within what Redis counts.
         let limit_at_decision = drawn.limits.total.map(|total| u64::from(total.get()).max(suspended.taken));
         let (epoch, count) = (suspended.epoch, suspended.high_water_mark.events);
         let mut rescued = 0;
@@ -290,7 +290,7 @@ impl Recovery {
         Ok(rescued)
     }
 
-    /// Moves everything in a closed campaign's outbox to SQL, whoever has read it before.
+    /// Relays everything in a suspended campaign's outbox to SQL, whichever core has read it before.
     async fn relay_suspended(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
         let campaign = &handle.campaign().id;
         let mut after = "0-0".to_owned();
@@ -304,7 +304,7 @@ impl Recovery {
             if honest {
                 match self.sync.sql.write_entries(campaign, &read.entries).await {
                     Err(OutboxWriteError::Constraint(error)) => {
-                        tracing::error!(%campaign, %error, "the register refuses claims; taking them one by one");
+                        tracing::error!(%campaign, %error, "the database refuses claims; writing them one by one");
                         honest = false;
                     }
                     other => other?,
@@ -319,7 +319,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Loads the campaign from SQL; the number of its claims.
+    /// Loads the campaign from SQL; returns the number of its claims.
     async fn load(&self, handle: &CampaignHandle, campaign: &Campaign) -> Result<u64, RecoveryError> {
         let totals = self.sync.sql.totals(&campaign.id).await?;
         let mut loader = Loader::begin(&self.sync.redis, &handle.keys, campaign).await?;

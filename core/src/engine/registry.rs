@@ -1,4 +1,4 @@
-//! All campaigns that this core knows, by id.
+//! All campaigns that this core holds, by id.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,7 +9,7 @@ use super::handle::CampaignHandle;
 use super::notices::Notices;
 use crate::domain::campaign::Campaign;
 
-/// Every campaign that this core knows.
+/// Every campaign that this core holds.
 #[derive(Debug, Default)]
 pub struct CampaignRegistry {
     by_id: RwLock<HashMap<CampaignId, Arc<CampaignHandle>>>,
@@ -17,22 +17,22 @@ pub struct CampaignRegistry {
 }
 
 impl CampaignRegistry {
-    /// The campaign `id`, when known.
+    /// The handle of the campaign `id`, if this core holds it.
     pub fn get(&self, id: &CampaignId) -> Option<Arc<CampaignHandle>> {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).get(id).map(Arc::clone)
     }
 
-    /// What campaigns want done.
+    /// The notices that all handles share.
     pub fn notices(&self) -> &Notices {
         &self.notices
     }
 
-    /// All of them.
+    /// The handles of all campaigns.
     pub fn all(&self) -> Vec<Arc<CampaignHandle>> {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).values().map(Arc::clone).collect()
     }
 
-    /// Takes over a campaign as the register has it; its handle.
+    /// Adds a campaign as read from the database, or updates its handle if that holds an older one. Returns the handle.
     pub fn update(&self, campaign: Campaign) -> Arc<CampaignHandle> {
         let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(handle) = by_id.get(&campaign.id) {

@@ -1,9 +1,9 @@
 //! Which Redis serves a database: recorded in both, so that two cores with a Redis of their own never share one database.
-//! Each would raise the other's epochs, and winners of the one would be revoked by the other.
+//! Each would raise the other's epochs, and revoke the other's winners.
 //!
-//! Redis carries a random id of its own (`cg:store`), the database that id and when a core last served with it. A core
-//! that finds another id in the database waits until it is certain that no core serves with that one any more: a restore, a
-//! replaced host. It ends when one does.
+//! Redis has a random id of its own (`cg:store`); the database records that id and when a core last served with it. A core
+//! that finds another id in the database waits until it is certain that no core serves with that Redis any more, as after a
+//! restore or a replaced host. If one does, the core stops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use tokio::time::{Instant, sleep};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{ServedBy, SqlError, SqlStore};
 
-/// How long no core must have served with another Redis before it is replaced, by the database's clock.
+/// How long no core must have served with another Redis before that is replaced, by the database's clock.
 const SILENCE: Duration = Duration::from_secs(30);
-/// And how long nobody must have said anything meanwhile, seen from here: the database itself may just be back.
+/// How long no core must have renewed its record meanwhile, by this core's clock: the database itself may just be back.
 const LISTEN: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Why core may not serve this database with this Redis.
 #[derive(Debug, thiserror::Error)]
 pub enum ServingError {
-    /// A core with another Redis is at work.
+    /// A core serves with another Redis.
     #[error(
         "CLAIMGATE_REDIS_URL: another core serves this database with another Redis; give both cores the same one. If \
          that core is gone for good, wait 30 s or start with --take-over"
     )]
     AnotherRedis,
-    /// Redis.
+    /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
-    /// SQL.
+    /// A call to SQL failed.
     #[error(transparent)]
     Sql(#[from] SqlError),
 }
@@ -45,8 +45,8 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Claims the database for the Redis behind `ledger`. Where another one is recorded: at once with `take_over`, which
-    /// also says that no other core can be at work; else once no core has served with it for 30 s.
+    /// Claims the database `sql` for `redis`. Where another Redis is recorded, this happens at once with `take_over`, by
+    /// which the caller states that no core serves with the other one; else once no core has served with it for 30 s.
     ///
     /// # Errors
     /// [`ServingError::AnotherRedis`] when a core still serves with another Redis.
@@ -81,7 +81,7 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Says again that this core serves.
+    /// Records again that this core serves.
     ///
     /// # Errors
     /// [`ServingError::AnotherRedis`] when the database was claimed for another Redis meanwhile: this core has to stop.
@@ -89,7 +89,7 @@ impl Serving {
         if !self.sql.serve_on(&self.store_id).await? {
             return Err(ServingError::AnotherRedis);
         }
-        // Redis may have lost it with everything else.
+        // Redis may have lost its id with everything else.
         self.redis.keep_store_id(&self.store_id).await?;
         Ok(())
     }

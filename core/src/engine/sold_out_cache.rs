@@ -1,8 +1,8 @@
-//! What a core knows by heart once nothing is left: so that a crowd that comes too late costs Redis reply.
+//! The sold-out cache: refuses claims on a campaign of which nothing is left, so that a late crowd costs Redis nothing.
 //!
-//! Only `total` is ever answered from memory, and only to the first try of a user who has no claim of the campaign: anyone
-//! else may be a winner asking again, or meet another limit first. Who has one, and that nothing is left, is as Redis said at most
-//! 100 ms ago; a return, a change or an expiry on any core is heard of before that.
+//! Only `total` refuses from the cache, and only the first try of a user who has no claim of the campaign: any other caller
+//! may be a winner asking again, or exceed another limit first. The cached state, users included, is at most 100 ms stale,
+//! so a return, a change or an expiry on any core takes effect within that time.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -18,45 +18,45 @@ use super::sync::{CampaignSync, SyncError};
 use crate::domain::counters::Epoch;
 use crate::store::redis::scripts::SoldOutReply;
 
-/// How old what Redis said may be.
+/// How stale the cached state may be.
 const HEARD_MAX: Duration = Duration::from_millis(100);
 /// How often Redis is asked.
 const ASK: Duration = Duration::from_millis(25);
-/// When nobody has been refused for so long, Redis is no longer asked.
+/// When no claim has been refused for this long, Redis is no longer asked.
 const IDLE_MAX: Duration = Duration::from_secs(1);
-/// When nobody has been refused for so long after that, the names go: a million of them are 19 MB.
+/// When no claim has been refused for this long after that, the names are freed: a million of them take 19 MB.
 const KEPT: Duration = Duration::from_secs(60);
-/// Reading one user's name costs Redis about as much as so many parts of a refusal: names are read once the refusals
-/// that went to Redis have cost as much.
+/// One refusal costs Redis about as much as reading this many users' names: names are read once the refusals that went
+/// to Redis have cost as much.
 const USERS_A_REFUSAL: u64 = 16;
 
-/// One campaign's memory of being sold out.
+/// One campaign's sold-out cache.
 #[derive(Debug)]
 pub struct SoldOutCache {
     hasher: RandomState,
     began: Instant,
     memory: RwLock<Memory>,
-    /// Until when the memory holds, in microseconds since `began`.
+    /// Until when the cached state is valid, in microseconds since `began`.
     until_us: AtomicU64,
-    /// How often this core has changed something: what Redis was asked before that is not to be relied on.
+    /// The number of invalidations: a reply to a call that began before the last one is not used.
     changes: AtomicU64,
     /// Refusals that went to Redis since names were last read.
     refusals: AtomicU64,
-    /// Whether somebody was refused since this was last asked.
+    /// Whether a claim was refused since this was last read.
     used: AtomicBool,
     watched: AtomicBool,
-    /// How often it was watched.
+    /// The number of watches begun.
     watches: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Memory {
     version: u64,
-    /// The most a user without claims may ask for before another limit refuses.
+    /// The largest quantity of a user without claims that no other limit refuses.
     most: u64,
-    /// In which epoch and up to which sequence the users are known; epoch 0 where they are not.
+    /// The epoch and sequence up to which `users` is complete; epoch 0 while it is not.
     names_of: (Epoch, u64),
-    /// Everyone who has a claim, by a hash: of two users with the same one, both are sent to Redis.
+    /// The users who have a claim, by a hash: of two users with the same one, both are sent to Redis.
     users: HashSet<u64>,
 }
 
@@ -77,7 +77,7 @@ impl Default for SoldOutCache {
 }
 
 impl SoldOutCache {
-    /// The version under which `user` is refused for certain, because nothing is left; `None` when Redis has to tell.
+    /// The version of the rules that certainly refuse `user`, because nothing is left; `None` when Redis has to decide.
     pub fn cached_denial(&self, user: &UserId, quantity: Quantity) -> Option<u64> {
         if self.now_us() >= self.until_us.load(Ordering::Acquire) {
             return None;
@@ -93,8 +93,8 @@ impl SoldOutCache {
         Some(memory.version)
     }
 
-    /// Takes note that Redis has told so many that nothing is left. From now on it is asked again and again, for as long
-    /// as that is so and anyone wants to know.
+    /// Records that Redis has refused this many claims because nothing is left. Redis is then asked every [`ASK`], for as
+    /// long as nothing is left and claims keep being refused.
     pub fn record_sold_out(
         self: &Arc<Self>,
         refusals: u64,
@@ -110,7 +110,7 @@ impl SoldOutCache {
         let watch = self.watches.fetch_add(1, Ordering::AcqRel) + 1;
         tokio::spawn(async move {
             if let Err(error) = this.watch(&sync, &handle).await {
-                tracing::debug!(%error, "sold out, but not known by heart");
+                tracing::debug!(%error, "sold out, but not cached");
             }
             this.until_us.store(0, Ordering::Release);
             this.watched.store(false, Ordering::Release);
@@ -120,22 +120,22 @@ impl SoldOutCache {
         });
     }
 
-    /// Frees the names, unless another watch has begun since the one of that number.
+    /// Frees the names, unless another watch has begun since the one numbered `watch`.
     fn free_names(&self, watch: u64) {
         let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
         if self.watches.load(Ordering::Acquire) == watch {
-            // Nobody is refused by what is not known: `refuses` asks under this very lock.
+            // Without names no claim is refused: `cached_denial` reads them under this very lock.
             *memory = Memory::default();
         }
     }
 
-    /// Takes note that this core has given something back or changed the rules: Redis has to tell at once.
+    /// Invalidates the cached state: this core has given units back or changed the rules, so Redis has to decide.
     pub fn invalidate(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.until_us.store(0, Ordering::Release);
     }
 
-    /// Relies on what Redis said until `until_us`, unless there was a change after the `changes` known when it was asked.
+    /// Makes the cached state valid until `until_us`, unless it was invalidated since there were `changes` invalidations.
     fn set_valid_until(&self, until_us: u64, changes: u64) {
         self.until_us.store(until_us, Ordering::Release);
         if self.changes.load(Ordering::Acquire) != changes {
@@ -174,14 +174,14 @@ impl SoldOutCache {
         Ok(())
     }
 
-    /// Whether nobody has been granted anything since the users were read. If so, the rules are those of now.
+    /// Whether no claim has been granted since the users were read. If so, the cached rules are current too.
     fn is_current(&self, reply: &SoldOutReply, epoch: Epoch) -> bool {
         let mut memory = self.memory.write().unwrap_or_else(PoisonError::into_inner);
         (memory.version, memory.most) = (reply.version, reply.most);
         memory.names_of == (epoch, reply.sequence)
     }
 
-    /// Reads who has a claim. Whoever was granted one meanwhile shows in the next sequence, and all are read again.
+    /// Reads the users who have a claim. A grant meanwhile shows in the next sequence, and then all are read again.
     async fn read_users(
         &self,
         sync: &CampaignSync,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn names_go_with_the_last_watch_and_without_them_nobody_is_refused() {
+    fn names_go_with_the_last_watch_and_without_them_no_claim_is_refused() {
         let sold_out = sold_out_with(10_000);
         sold_out.watches.store(2, Ordering::Release);
         assert!(refuses(&sold_out, "late") && !refuses(&sold_out, "u7"));

@@ -12,17 +12,17 @@ use claimgate_shared::{Attempt, Code, Problem};
 use crate::clock;
 use crate::credentials::{Caller, Credentials};
 
-/// Knows everyone who may call, by credentials that can be replaced while calls are made.
+/// Authenticates callers, by credentials that can be replaced while calls are made.
 #[derive(Debug, Clone)]
 pub struct Authenticator(Arc<RwLock<Arc<Credentials>>>);
 
 impl Authenticator {
-    /// Lets in by `credentials`.
+    /// An authenticator that accepts `credentials`.
     pub fn new(credentials: Credentials) -> Self {
         Self(Arc::new(RwLock::new(Arc::new(credentials))))
     }
 
-    /// Lets in by these from the next call on.
+    /// Accepts `credentials` instead, from the next call on.
     pub fn replace(&self, credentials: Credentials) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(credentials);
     }
@@ -40,7 +40,7 @@ impl Authenticator {
         Ok((self.bearer(headers)?, parts.attempt))
     }
 
-    /// The admin, and nobody else.
+    /// Only the admin; `forbidden` for any other caller.
     pub fn admin(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match self.bearer(headers)? {
             Caller::Admin => Ok(Caller::Admin),

@@ -1,4 +1,4 @@
-//! What went wrong, as callers are told: the one place where the engine's errors become problems (RFC 9457).
+//! The one place where the engine's errors become problems (RFC 9457).
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -90,7 +90,7 @@ pub fn no_such_claim() -> Problem {
     Problem::new(Code::ClaimNotFound, "there is no such claim, or it is not yours")
 }
 
-/// For claims whose decision was not heard in time.
+/// For claims whose decision did not arrive in time.
 pub fn unknown_outcome() -> Problem {
     Problem::new(Code::Unavailable, "the outcome is unknown: ask again with the same key")
 }
@@ -116,8 +116,8 @@ fn sql_failed(error: &SqlError) -> Problem {
     // which campaign cannot be read.
     tracing::debug!(%error, "SQL did not answer");
     let detail = match error {
-        SqlError::Unreadable(_) => "the register holds what this version cannot read",
-        _ => "the register does not answer",
+        SqlError::Unreadable(_) => "the database holds what this version cannot read",
+        _ => "the database does not answer",
     };
     Problem::new(Code::Unavailable, detail)
 }

@@ -31,7 +31,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// After the kernel has no descriptor left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until `stop` turns true, then lets what is under way finish.
+/// Serves until `stop` turns true, then lets requests in progress finish, for [`SHUTDOWN_GRACE`] at most.
 pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
     let server = Arc::new({
         let mut server = hyper::server::conn::http1::Builder::new();

@@ -24,7 +24,7 @@ pub fn internal_router(state: AppState) -> Router {
     with_limits(Router::from(internal_routes()), state)
 }
 
-/// For admins and for monitoring: a private listener.
+/// For admins and monitoring, on a private listener.
 pub fn admin_router(state: AppState) -> Router {
     let routes = Router::from(admin_routes())
         .route("/metrics", get(metrics))

@@ -36,7 +36,7 @@ impl AppState {
         Self(Arc::new(Parts { engine, authenticator, metrics, concurrency_max, serving }))
     }
 
-    /// What does the work, for a caller who is authenticated: without one, no handler reaches it.
+    /// The engine, for an authenticated caller: without one, no handler reaches it.
     pub(super) fn engine(&self, _caller: &Caller) -> &Arc<Engine> {
         &self.0.engine
     }

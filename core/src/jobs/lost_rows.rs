@@ -1,8 +1,8 @@
-//! Tells when SQL has lost claims that it once had, as after a failover to a copy that lagged behind.
+//! Detects that SQL has lost claims that it once had, as after a failover to a copy that lagged behind.
 //!
 //! Each time SQL has come back, every campaign's rows are summed up once and compared with what Redis has counted: each
 //! event raises one claim's revision by one, so the sums tell exactly how much is missing. Nothing is repaired here: rows
-//! may be missing because somebody has deleted them.
+//! may be missing because an operator has deleted them.
 
 use tokio::sync::watch;
 
@@ -27,7 +27,7 @@ pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>)
         for handle in engine.registry.all() {
             if let Err(error) = compare(engine, &handle).await {
                 // When it is back, all are compared again.
-                tracing::warn!(%error, "not looked for rows that SQL may have lost");
+                tracing::warn!(%error, "could not look for rows that SQL may have lost");
                 break;
             }
         }

@@ -1,8 +1,8 @@
-//! Looks after campaigns: one task for each that is in trouble, a few at once, each with a back-off of its own; and for
-//! those at rest a look now and then, many in one pipeline of reads.
+//! Maintains campaigns: one task for each that is not ready, a few at once, each with a back-off of its own; and for
+//! those at rest a periodic look, many in one pipeline of reads.
 //!
-//! What a campaign at rest may need is seen by that look: holds that fall due, entries that a dead core has left in the
-//! outbox, the end of its time in Redis, keys that are gone. This core's own decisions tell of it sooner.
+//! The look finds what a campaign at rest may need: holds that fall due, entries that a dead core has left in the outbox,
+//! the end of its time in Redis, keys that are gone. This core's own decisions notify the maintenance sooner.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -25,33 +25,33 @@ use crate::store::redis::survey::{Look, Survey};
 
 /// How often some campaigns are looked at.
 const TICK: Duration = Duration::from_millis(250);
-/// Campaigns looked at each tick; more only where each would come by less than once in [`TICKS_A_ROUND`] ticks, 10 s.
+/// Campaigns looked at in each tick; more when a round would otherwise take more than [`TICKS_A_ROUND`] ticks, 10 s.
 const LOOKS_MIN: usize = 50;
 const TICKS_A_ROUND: usize = 40;
-/// Campaigns whose outbox waits for SQL are looked at every so many ticks, each second.
+/// Campaigns whose outbox waits for SQL are looked at once in this number of ticks, each second.
 const TICKS_A_LAG: u64 = 4;
-/// How old the oldest entry of an outbox is when another core may have read it and gone away.
+/// The age from which on the oldest entry of an outbox may have been read by a core that went away.
 const LEFTOVER_AGE: Duration = Duration::from_secs(5);
-/// Campaigns in trouble that are worked on at once: fewer than there are connections to SQL, which each of them needs.
+/// Campaigns worked on at once: fewer than there are connections to SQL, since each of them needs one.
 const WORK_MAX: usize = 4;
-/// Campaigns whose holds are given back at once.
+/// Campaigns swept at once.
 const SWEEPS_MAX: usize = 8;
 /// The longest that one campaign may be worked on before it is left to the next try: a load takes 15 s for a million claims.
 const WORK_TIME_MAX: Duration = Duration::from_secs(600);
 /// The longest that giving back one campaign's due holds may take; the next sweep goes on with it.
 const SWEEP_TIME_MAX: Duration = Duration::from_secs(5);
-/// One campaign's holds are given back at most so often.
+/// The shortest time between two sweeps of one campaign.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
-/// How often a campaign that is over is asked to leave Redis.
+/// How often the eviction of a campaign that is over is tried.
 const LEAVE_PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Looks after all campaigns of this core.
+/// Maintains all campaigns of this core.
 #[derive(Debug)]
 pub struct Maintenance {
     recovery: Arc<Recovery>,
-    /// Campaigns being looked after, those waiting for a place, and those left alone for a while.
+    /// Campaigns in maintenance: those being worked on, waiting for a place, or in their back-off.
     patients: HashMap<CampaignId, Backoff>,
     waiting: VecDeque<CampaignId>,
     resting: BTreeSet<(Instant, CampaignId)>,
@@ -64,13 +64,13 @@ pub struct Maintenance {
     looks_a_tick: usize,
     /// Whether the last look failed.
     blind: bool,
-    /// Whose outbox has entries, and when the oldest was written.
+    /// Campaigns whose outbox has entries, and when the oldest was written.
     lagging: HashMap<CampaignId, Timestamp>,
-    /// Campaigns that were asked to leave Redis, and until when they are not asked again.
+    /// Campaigns whose eviction was tried, and until when it is not tried again.
     leaving: HashMap<CampaignId, Instant>,
 }
 
-/// Why work on a campaign came to nothing.
+/// Why work on a campaign failed.
 #[derive(Debug, thiserror::Error)]
 enum WorkError {
     #[error(transparent)]
@@ -83,18 +83,18 @@ enum WorkError {
     Broken(JoinError),
 }
 
-/// When which campaign's holds fall due.
+/// When each campaign's next hold falls due.
 #[derive(Debug, Default)]
 struct Holds {
     due: BTreeSet<(Instant, CampaignId)>,
     /// Each campaign's place in `due`.
     at: HashMap<CampaignId, Instant>,
-    /// Before when a campaign is not swept again.
+    /// The earliest time at which a campaign is swept again.
     pauses: HashMap<CampaignId, Instant>,
 }
 
 impl Holds {
-    /// Holds of `id` fall due at `at`; the earliest counts.
+    /// Records that a hold of `id` falls due at `at`; the earliest counts.
     fn expect(&mut self, id: CampaignId, at: Instant) {
         let at = self.pauses.get(&id).map_or(at, |pause| at.max(*pause));
         if let Some(earlier) = self.at.get(&id) {
@@ -107,12 +107,12 @@ impl Holds {
         self.due.insert((at, id));
     }
 
-    /// When the first of them falls due.
+    /// When the first hold of all campaigns falls due.
     fn first(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// A campaign whose holds are due at `now`; it is left alone for [`SWEEP_PAUSE`] from then on.
+    /// Takes a campaign whose holds are due at `now`; it is not taken again within [`SWEEP_PAUSE`].
     fn take_due(&mut self, now: Instant) -> Option<CampaignId> {
         if self.first()? > now {
             return None;
@@ -126,7 +126,7 @@ impl Holds {
 }
 
 impl Maintenance {
-    /// For the campaigns of `recovery`.
+    /// The maintenance of the campaigns of `recovery`.
     pub fn new(recovery: Arc<Recovery>) -> Self {
         Self {
             recovery,
@@ -145,15 +145,15 @@ impl Maintenance {
         }
     }
 
-    /// Looks after all campaigns until `stop` turns true. What is under way then is given up: any of it may stop anywhere.
+    /// Maintains all campaigns until `stop` turns true. Work in progress is then abandoned: it may stop anywhere.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         tokio::select! {
-            () = self.look_after_all() => {}
+            () = self.maintain_all() => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
     }
 
-    async fn look_after_all(&mut self) {
+    async fn maintain_all(&mut self) {
         // The gauge is there from the start, whether there is a campaign or not.
         metrics::outbox_lag(Duration::ZERO);
         let campaigns = Arc::clone(&self.recovery.registry);
@@ -174,7 +174,7 @@ impl Maintenance {
                 _ = ticks.tick() => {
                     tick += 1;
                     let looked = self.look(tick).await;
-                    self.tell_blindness(&looked);
+                    self.log_failed_look(&looked);
                 }
                 () = notices.maintenance.arrived() => {}
                 () = notices.holds.arrived() => {}
@@ -190,7 +190,7 @@ impl Maintenance {
         &self.recovery.registry
     }
 
-    /// Takes a campaign in; one that is being looked after already is not looked after twice.
+    /// Adds a campaign to those in maintenance, unless it is one already.
     fn admit(&mut self, id: CampaignId) {
         if !self.patients.contains_key(&id) {
             self.patients.insert(id.clone(), Backoff::new(PAUSE_MIN, PAUSE_MAX));
@@ -198,7 +198,7 @@ impl Maintenance {
         }
     }
 
-    /// Gives free places to those that wait, also to those that have rested for long enough.
+    /// Gives free places to campaigns that wait, and to those whose back-off is over.
     fn begin_work(&mut self) {
         let now = Instant::now();
         while self.resting.first().is_some_and(|(at, _)| *at <= now) {
@@ -220,7 +220,7 @@ impl Maintenance {
         }
     }
 
-    /// What follows from the work on a campaign.
+    /// Handles the end of the work on a campaign: it is done, or tried again after a back-off.
     fn discharge(&mut self, done: Result<(task::Id, Result<Recovered, WorkError>), JoinError>) {
         let (task, result) = match done {
             Ok(done) => done,
@@ -236,7 +236,7 @@ impl Maintenance {
         }
         if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_))) {
             handle.maintained();
-            // Whoever had found it wanting after that has told nobody.
+            // A call that found it not ready before `maintained` has sent no notice.
             if handle.is_ready() || handle.campaign().evicted.is_some() {
                 self.patients.remove(&id);
                 return;
@@ -272,7 +272,7 @@ impl Maintenance {
         }
     }
 
-    /// What follows from a sweep: the next look says whether more is due.
+    /// Handles the end of a sweep: the next look shows whether more is due.
     fn swept(&mut self, done: Option<(CampaignId, Result<(), WorkError>)>) {
         match done {
             Some((id, Ok(()))) => self.expect_hold(id),
@@ -299,7 +299,7 @@ impl Maintenance {
             return Ok(());
         }
         let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
-        // Taken before Redis is asked: it may have come further by then, never less far.
+        // Read before Redis is asked: Redis may have come further by then, never less far.
         let targets: Vec<_> =
             campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
         let survey = self.recovery.sync.redis.survey(&targets).await?;
@@ -310,8 +310,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Says once that campaigns at rest cannot be looked at, until they can be again.
-    fn tell_blindness(&mut self, looked: &Result<(), RedisStoreError>) {
+    /// Logs once that campaigns at rest cannot be looked at, until they can be again.
+    fn log_failed_look(&mut self, looked: &Result<(), RedisStoreError>) {
         if let Err(error) = looked
             && !self.blind
         {
@@ -320,7 +320,7 @@ impl Maintenance {
         self.blind = looked.is_err();
     }
 
-    /// What follows from a look at a campaign.
+    /// Handles the look at one campaign: records what it found, and admits the campaign if it needs work.
     fn see(&mut self, handle: &Arc<CampaignHandle>, look: &Look, survey: &Survey) {
         let id = &handle.campaign().id;
         if !look.ready {
@@ -328,7 +328,7 @@ impl Maintenance {
             handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
-        // Behind a new connection may be another Redis: each campaign is met once, whether anyone calls upon it or not.
+        // Behind a new connection may be another Redis: each campaign is synchronised once, even if no caller asks for it.
         if handle.synced_generation() != survey.generation || !handle.is_ready() {
             handle.needs_maintenance();
         }
@@ -346,12 +346,12 @@ impl Maintenance {
         }
         match look.next_hold {
             Some(due) => handle.hold_due_in(age(survey.now, due)),
-            None => self.let_leave(handle, look, survey.now),
+            None => self.try_evict(handle, look, survey.now),
         }
     }
 
-    /// A campaign that is long over and drained, without a hold, is asked to leave Redis.
-    fn let_leave(&mut self, handle: &CampaignHandle, look: &Look, now: Timestamp) {
+    /// Has a campaign evicted that is long over and relayed, and has no hold.
+    fn try_evict(&mut self, handle: &CampaignHandle, look: &Look, now: Timestamp) {
         let after_ms = i64::try_from(self.recovery.archive_after.as_millis()).unwrap_or(i64::MAX);
         let campaign = handle.campaign();
         let over = campaign.over_since(now).is_some_and(|since| since.saturating_add_ms(after_ms) <= now);
@@ -366,7 +366,7 @@ impl Maintenance {
         }
     }
 
-    /// The age of the oldest entry of all outboxes, by Redis' clock: it rises while nobody relays.
+    /// Records the age of the oldest entry of all outboxes, by Redis' clock: it rises while no core relays.
     fn tell_lag(&self, now: Timestamp) {
         let oldest = self.lagging.values().min();
         metrics::outbox_lag(oldest.map_or(Duration::ZERO, |oldest| age(*oldest, now)));
@@ -419,6 +419,6 @@ mod tests {
         holds.expect(id("a"), due);
         assert_eq!(holds.first(), Some(due + SWEEP_PAUSE));
         holds.expect(id("b"), due);
-        assert_eq!(holds.take_due(due), Some(id("b")), "one campaign's pause is nobody else's");
+        assert_eq!(holds.take_due(due), Some(id("b")), "one campaign's pause does not hold up another's");
     }
 }

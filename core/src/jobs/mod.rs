@@ -1,7 +1,7 @@
-//! What core does with nobody asking: it relays outboxes to SQL, looks after campaigns, and follows the register.
+//! Background jobs: relaying outboxes to SQL, maintaining campaigns, and following the database.
 //!
-//! Each campaign in trouble is worked on by itself, with a back-off of its own; campaigns at rest cost a look now and then.
-//! Every wait on Redis and SQL has a limit.
+//! Each campaign that is not ready is worked on by itself, with a back-off of its own; campaigns at rest cost a periodic
+//! look. Every wait for Redis and SQL has a limit.
 
 mod lost_rows;
 pub mod maintenance;
@@ -10,12 +10,12 @@ pub mod refresher;
 
 use std::time::Duration;
 
-/// How long to leave something alone that failed: longer each time it fails in a row.
+/// How long to wait before a failed action is tried again: longer each time it fails in a row.
 #[derive(Debug, Clone, Copy)]
 struct Backoff {
     min: Duration,
     max: Duration,
-    /// What was waited last; zero when the last try went well.
+    /// The last wait; zero when the last try succeeded.
     last: Duration,
 }
 
@@ -24,13 +24,13 @@ impl Backoff {
         Self { min, max, last: Duration::ZERO }
     }
 
-    /// It failed again: how long to wait now.
+    /// Records a failure; returns how long to wait now.
     fn failed(&mut self) -> Duration {
         self.last = (self.last * 2).clamp(self.min, self.max);
         self.last
     }
 
-    /// Whether the last try went well.
+    /// Whether the last try succeeded.
     fn is_fresh(&self) -> bool {
         self.last.is_zero()
     }

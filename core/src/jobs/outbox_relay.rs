@@ -1,10 +1,10 @@
-//! From the outbox to SQL: reads what the scripts wrote, commits it, and only then takes it off.
+//! The outbox relay: reads what the scripts wrote, commits it to SQL, and only then takes it off the outbox.
 //!
 //! It may stop anywhere. What was read and not taken off is read again; what was committed and not taken off is
 //! written again, which changes nothing, since a row gives way only to a newer revision of its claim.
 //!
-//! An outbox is read when this core has decided something, or when the maintenance has seen something in it. Each campaign
-//! is relayed by itself: one whose outbox or row is broken fails alone, and is tried again later each time.
+//! An outbox is read when this core has decided something, or when the maintenance has found entries in it. Each campaign
+//! is relayed by itself: one whose outbox or row is broken fails alone, and is tried again after a growing back-off.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,15 +28,15 @@ use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{OutboxWriteError, SqlStore};
 
-/// What another core has read and left lying for so long is taken over.
+/// Entries that another core has read and not acknowledged for this long are taken over.
 const IDLE: Duration = Duration::from_secs(5);
-/// How far the relay's thread gives way, as `nice` has it: at 5 it gets a third of what a thread that decides gets.
+/// The `nice` value of the relay's thread: at 5 it gets a third of the time that a deciding thread gets.
 const NICENESS: i32 = 5;
-/// With so many events at once there is a stampede: then the relay rests so many times as long as it works, until the
-/// outbox is half full.
+/// A stampede is a batch of at least this many events. The relay then rests this many times as long as it works, until
+/// the outbox is half full.
 const MANY: usize = 2048;
 const REST: u32 = 4;
-/// How often a resting relay looks whether the stampede is over.
+/// How often a resting relay checks whether the stampede is over.
 const LOOK_UP: Duration = Duration::from_millis(5);
 /// The longest a commit may take; an entry has 256 claims at most.
 const COMMIT_MAX: Duration = Duration::from_secs(10);
@@ -48,37 +48,37 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 /// Moves events into SQL until core stops.
 #[derive(Debug)]
 pub struct OutboxRelay {
-    /// Where events come from.
+    /// The Redis whose outboxes are relayed.
     redis: Arc<RedisStore>,
-    /// Where they go.
+    /// The database that events are written to.
     sql: SqlStore,
-    /// Whose outboxes.
+    /// The campaigns whose outboxes are relayed.
     registry: Arc<CampaignRegistry>,
     /// Suspends a campaign whose claims SQL refuses.
     recovery: Arc<Recovery>,
-    /// This core's name among the relays; the same after a restart, so that it finds what it had read.
+    /// This core's consumer name; the same after a restart, so that it finds the entries that it had read.
     consumer: String,
 }
 
 /// Why a campaign's outbox was not relayed.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// Redis.
+    /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
-    /// SQL.
+    /// A call to SQL failed.
     #[error(transparent)]
     Write(#[from] OutboxWriteError),
-    /// Suspending a campaign.
+    /// Suspending a campaign failed.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
-    /// SQL, not in time.
+    /// SQL did not commit in time.
     #[error("SQL did not commit within {} s", COMMIT_MAX.as_secs())]
     Slow,
 }
 
 impl RelayError {
-    /// The server's answer, where Redis has given one.
+    /// The error code that Redis has answered with, if any.
     fn code(&self) -> Option<&str> {
         match self {
             Self::Redis(RedisStoreError::Unavailable(error)) => error.code(),
@@ -88,7 +88,7 @@ impl RelayError {
 }
 
 impl OutboxRelay {
-    /// For the campaigns of `engine`, under the consumer's name `consumer`.
+    /// A relay for the campaigns of `engine`, under the consumer name `consumer`.
     pub fn new(engine: &Engine, consumer: String) -> Self {
         Self {
             redis: Arc::clone(&engine.sync.redis),
@@ -99,13 +99,13 @@ impl OutboxRelay {
         }
     }
 
-    /// Runs on a thread of its own until `stop` turns true. That thread, and SQLite's beside it, give way to those that
-    /// decide: a stampede is short, and SQL catches up after it. The bound on the outbox holds meanwhile.
+    /// Runs on a thread of its own until `stop` turns true. That thread and SQLite's have a lower priority than the
+    /// deciding ones: a stampede is short, and SQL catches up after it. The bound on the outbox holds meanwhile.
     pub fn spawn(self, stop: watch::Receiver<bool>) -> io::Result<thread::JoinHandle<()>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        thread::Builder::new().name("drain".to_owned()).spawn(move || {
+        thread::Builder::new().name("relay".to_owned()).spawn(move || {
             if let Err(error) = rustix::process::nice(NICENESS) {
-                tracing::warn!(%error, "the relay does not give way to decisions");
+                tracing::warn!(%error, "the relay's thread keeps its priority");
             }
             runtime.block_on(async move {
                 // Over connections made on this thread.
@@ -114,7 +114,7 @@ impl OutboxRelay {
                         Self { sql: sql.clone(), ..self }.run(stop).await;
                         let _ = timeout(CLOSE_MAX, sql.close()).await;
                     }
-                    Err(error) => tracing::error!(%error, "the relay has no register"),
+                    Err(error) => tracing::error!(%error, "the relay has no database"),
                 }
             });
             // A look-up that hangs must not keep the thread.
@@ -131,11 +131,11 @@ impl OutboxRelay {
         }
     }
 
-    /// Relays every campaign once, as after a start: what this core had read, what others have left lying for `idle`, and
-    /// what is new.
+    /// Relays every campaign once, as after a start: the entries that this core had read, those that other cores have not
+    /// acknowledged for `idle`, and new ones.
     ///
     /// # Errors
-    /// The first that any campaign met with; the others are relayed all the same.
+    /// The first error of any campaign; the others are relayed all the same.
     pub async fn round(&self, idle: Duration) -> Result<(), RelayError> {
         let relay = Relay::new(self, idle);
         let mut outcome = Ok(());
@@ -154,22 +154,22 @@ impl OutboxRelay {
 #[derive(Debug)]
 struct Relay<'a> {
     relay: &'a OutboxRelay,
-    /// What another core has read and left lying for so long is taken over.
+    /// Entries that another core has read and not acknowledged for this long are taken over.
     idle: Duration,
-    /// As many commits at once as SQL can take: one that hangs must not keep the others.
+    /// Permits for as many commits at once as SQL can take: one that hangs must not hold up the others.
     commits: Semaphore,
-    /// The connection for reading, once made; given up when it breaks.
+    /// The connection for reading, once made; dropped when it breaks.
     reader: Mutex<Option<OutboxReader>>,
 }
 
-/// What the relay knows of one campaign.
+/// The relay's state of one campaign.
 #[derive(Debug)]
 struct Place {
     backoff: Backoff,
-    /// Whether what this core had read and not taken off has been relayed: not after a start, nor after a failure.
+    /// Whether the entries that this core had read and not acknowledged are relayed: false after a start or a failure.
     caught_up: bool,
     at_work: bool,
-    /// Whether something was told of while it was at work.
+    /// Whether the campaign was noticed again while it was being relayed.
     again: bool,
 }
 
@@ -186,12 +186,12 @@ impl<'a> Relay<'a> {
         Self { relay, idle, commits, reader: Mutex::default() }
     }
 
-    /// Relays each campaign that something is told of.
+    /// Relays each campaign that is noticed.
     async fn work(&self) {
         let campaigns = &self.relay.registry;
         let mut places: HashMap<CampaignId, Place> = HashMap::new();
         let mut at_work = FuturesUnordered::new();
-        // What is in the outboxes already was told to somebody else, or to nobody.
+        // Entries that are in the outboxes already were noticed before this relay began, or not at all.
         let mut told: Vec<_> = campaigns.all().iter().map(|handle| handle.campaign().id.clone()).collect();
         loop {
             for id in told.drain(..) {
@@ -217,7 +217,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// What follows from one relay's end: after how long it is to be done again, `None` for not before something is told.
+    /// After how long a campaign whose relaying has ended is relayed again; `None` for not before the next notice.
     async fn judge(
         &self,
         handle: &CampaignHandle,
@@ -244,11 +244,11 @@ impl<'a> Relay<'a> {
         Some(place.backoff.failed())
     }
 
-    /// What can be done about an error before the next try.
+    /// Repairs what an error shows to be broken, before the next try.
     async fn repair(&self, handle: &CampaignHandle, error: &RelayError) {
         match error.code() {
             Some("NOGROUP") => self.restore_group(handle).await,
-            // The connection is fine, or gone; in doubt another one is made.
+            // Whether the connection still works is unknown, so another one is made.
             Some(_) => {
                 self.give_up_reader();
                 handle.mark_not_ready(NotReadyReason::Damaged);
@@ -258,7 +258,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// An outbox without its consumer group gets it back; one that is gone altogether is for the recovery.
+    /// Makes an outbox's lost consumer group again; an outbox that is gone altogether is for the recovery.
     async fn restore_group(&self, handle: &CampaignHandle) {
         let campaign = handle.campaign();
         match self.relay.redis.restore_group(&handle.keys, campaign.epoch).await {
@@ -269,7 +269,7 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// After `wait`, moves all that is in one campaign's outbox to SQL; `false` when the campaign is not ready for that.
+    /// After `wait`, relays all entries of one campaign's outbox to SQL; `false` when Redis does not hold the campaign.
     async fn relay(
         &self,
         handle: Arc<CampaignHandle>,
@@ -285,7 +285,7 @@ impl<'a> Relay<'a> {
 
     async fn relay_all(&self, handle: &CampaignHandle, caught_up: bool) -> Result<bool, RelayError> {
         let leftovers = handle.begin_relay();
-        // Until it is: being trusted tells of the outbox anew.
+        // It is noticed again once it is ready.
         if !handle.is_in_redis() {
             return Ok(false);
         }
@@ -312,13 +312,13 @@ impl<'a> Relay<'a> {
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Commits what was read, and only then takes it off; the number of entries.
+    /// Commits a batch to SQL, and only then takes it off the outbox; returns the number of its entries.
     async fn commit(&self, handle: &CampaignHandle, batch: OutboxBatch) -> Result<usize, RelayError> {
         for id in &batch.malformed {
             self.dead_letter(handle, id).await?;
         }
         if !batch.entries.is_empty() {
-            // Never closed: without a permit there is nobody to wait for one.
+            // The semaphore is never closed.
             let _permit = self.commits.acquire().await;
             let started = Instant::now();
             let campaign = handle.campaign();
@@ -338,14 +338,14 @@ impl<'a> Relay<'a> {
         Ok(batch.len())
     }
 
-    /// Gets an entry out of the way that cannot be relayed.
+    /// Moves an entry that cannot be relayed out of the outbox.
     async fn dead_letter(&self, handle: &CampaignHandle, id: &str) -> Result<(), RelayError> {
         let campaign = &handle.campaign().id;
         if self.relay.redis.dead_letter(&handle.keys, id).await? {
-            tracing::error!(entry = id, %campaign, "an outbox entry that no core has written is parked");
+            tracing::error!(entry = id, %campaign, "a malformed outbox entry became a dead letter");
             metrics::dead_letter();
         } else {
-            tracing::error!(entry = id, %campaign, "an outbox entry was deleted before SQL had heard of it");
+            tracing::error!(entry = id, %campaign, "an outbox entry was deleted before it was relayed to SQL");
             metrics::deleted_entries(1);
         }
         Ok(())
@@ -357,13 +357,13 @@ impl<'a> Relay<'a> {
         handle: &CampaignHandle,
         error: &sqlx::Error,
     ) -> Result<usize, RelayError> {
-        tracing::error!(campaign = %handle.campaign().id, %error, "the register refuses claims; suspending the campaign");
+        tracing::error!(campaign = %handle.campaign().id, %error, "the database refuses claims; suspending the campaign");
         self.relay.recovery.suspend(handle).await?;
         Ok(0)
     }
 }
 
-/// Leaves the processors to decisions for a while, as long as there are any: SQL catches up after a stampede.
+/// Waits for `rest` while claims are being decided, to leave them the processors: SQL catches up after a stampede.
 async fn yield_to_claims(handle: &CampaignHandle, rest: Duration) {
     let until = Instant::now() + rest;
     while handle.is_busy() && Instant::now() < until {

@@ -1,7 +1,7 @@
-//! Follows the register for changes that other cores made, asks Redis and SQL how they are, and puts away what nobody uses
+//! Follows the database for changes that other cores made, checks the health of Redis and SQL, and frees what is not used
 //! any more.
 //!
-//! Each goes by itself, so that a database that hangs freezes no other: health turns within 3 s.
+//! Each of these is a task of its own, so that a store that hangs holds up no other: health changes within 3 s.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -18,43 +18,43 @@ use crate::engine::handle::CampaignHandle;
 use crate::metrics::PrometheusHandle;
 use crate::store::sql::{SqlError, SqlStore, Stamp, State};
 
-/// How often the register is asked for changes, and Redis and SQL how they are.
+/// How often the database is asked for changes, and Redis and SQL for their health.
 const REFRESH: Duration = Duration::from_secs(1);
-/// The longest that either may take to say that it is there.
+/// The longest that a ping of either may take.
 const PING_MAX: Duration = Duration::from_secs(2);
-/// A ping that has not come back is waited for, rather than that others pile up behind it, for so long.
+/// How long an unanswered ping is waited for before another one is sent: pings must not pile up.
 const PING_STUCK_MAX: Duration = Duration::from_secs(10);
-/// The longest that the register may take to answer.
-const REGISTER_MAX: Duration = Duration::from_secs(5);
-/// The longest that one campaign's rules may take to be put into force.
+/// The longest that the database may take to answer.
+const SQL_MAX: Duration = Duration::from_secs(5);
+/// The longest that applying one campaign's rules may take.
 const APPLY_MAX: Duration = Duration::from_secs(3);
-/// So long at a time rules are put into force that have been for long: the calendar is laid out anew.
+/// The longest that one round may spend on renewing applied rules, so that their UTC offsets reach far ahead.
 const RENEWAL_MAX: Duration = Duration::from_millis(500);
-/// Up to so many changed campaigns are read one by one; more of them by pages.
+/// The most changed campaigns that are read one by one; more than this are read by pages.
 const SINGLY_MAX: usize = 100;
-const REGISTER_PAGE: u32 = 1000;
-/// How often keys are dropped that an eviction has left.
+const CAMPAIGNS_PAGE: u32 = 1000;
+/// How often the keys that an eviction has left behind are dropped.
 const DROP: Duration = Duration::from_secs(10);
-/// A lane that was not used for between one and two of these goes.
+/// A queue that was not used for between one and two of these is dropped.
 const QUEUE_IDLE: Duration = Duration::from_secs(300);
 
-/// Keeps what this core knows of the register up to date.
+/// Keeps this core's campaigns up to date with the database.
 #[derive(Debug)]
 pub struct Refresher {
     engine: Arc<Engine>,
     metrics: PrometheusHandle,
-    /// The register as it was when all of it had been read.
+    /// The state of the database when it was last read in full.
     stamp: Option<Stamp>,
     states: HashMap<CampaignId, State>,
 }
 
 impl Refresher {
-    /// For the campaigns of `engine`, of which nothing is known yet; `metrics` needs upkeep now and then.
+    /// A refresher of the campaigns of `engine`, which has read none yet; runs the periodic upkeep of `metrics`.
     pub fn new(engine: Arc<Engine>, metrics: PrometheusHandle) -> Self {
         Self { engine, metrics, stamp: None, states: HashMap::new() }
     }
 
-    /// Refreshes, and asks Redis and SQL how they are, until `stop` turns true.
+    /// Refreshes, and checks the health of Redis and SQL, until `stop` turns true.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let (engine, metrics) = (Arc::clone(&self.engine), self.metrics.clone());
         let (sql_returns, sql_returned) = watch::channel(0);
@@ -74,7 +74,10 @@ impl Refresher {
         }
     }
 
-    /// Takes in every campaign that has changed since this was last done, and puts what has changed into force in Redis.
+    /// Reads every campaign that has changed since the last refresh, and applies its rules in Redis.
+    ///
+    /// # Errors
+    /// When SQL does not answer: the next call reads the same changes.
     pub async fn refresh(&mut self) -> Result<(), SqlError> {
         let sql = self.engine.sync.sql.clone();
         let stamp = within(sql.stamp()).await?;
@@ -87,7 +90,7 @@ impl Refresher {
         let ids: Vec<_> = changed.iter().map(|(id, _)| id.clone()).collect();
         self.read(&sql, &ids).await?;
         self.states.extend(changed);
-        // Only now: had anything failed before, all of it would be done again.
+        // Only now: after a failure all of it has to be done again.
         self.stamp = Some(stamp);
         for handle in ids.iter().filter_map(|id| self.engine.registry.get(id)) {
             self.put_into_force(&handle).await;
@@ -95,7 +98,7 @@ impl Refresher {
         Ok(())
     }
 
-    /// Reads the rows of `ids`. One that cannot be read is said once and left as it was known; the others are read.
+    /// Reads the rows of `ids`. One that cannot be read is logged once and stays as it was; the others are read.
     async fn read(&self, sql: &SqlStore, ids: &[CampaignId]) -> Result<(), SqlError> {
         if ids.len() > SINGLY_MAX {
             return self.read_pages(sql).await;
@@ -105,7 +108,7 @@ impl Refresher {
                 Ok(Some(campaign)) => drop(self.engine.registry.update(campaign)),
                 Ok(None) => {}
                 Err(SqlError::Unreadable(why)) => {
-                    tracing::error!(campaign = %id, why, "its row in the register cannot be read; it stays as it was");
+                    tracing::error!(campaign = %id, why, "its row in the database cannot be read; it stays as it was");
                 }
                 Err(error) => return Err(error),
             }
@@ -116,7 +119,7 @@ impl Refresher {
     async fn read_pages(&self, sql: &SqlStore) -> Result<(), SqlError> {
         let mut after = String::new();
         loop {
-            let page = within(sql.campaigns(&after, REGISTER_PAGE)).await?;
+            let page = within(sql.campaigns(&after, CAMPAIGNS_PAGE)).await?;
             let Some(last) = page.last else { return Ok(()) };
             after = last;
             for campaign in page.campaigns {
@@ -125,7 +128,7 @@ impl Refresher {
         }
     }
 
-    /// Puts a campaign's rules into force, if they are not and the campaign is ready; one that is not gets them when it is.
+    /// Applies a campaign's rules if that is needed and the campaign is ready; one that is not gets them by being loaded.
     async fn put_into_force(&self, handle: &CampaignHandle) {
         if !handle.is_in_redis() || !handle.rules_are_due() {
             return;
@@ -135,10 +138,10 @@ impl Refresher {
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer in time".to_owned(),
         };
-        tracing::warn!(why, campaign = %handle.campaign().id, "rules not in force yet");
+        tracing::warn!(why, campaign = %handle.campaign().id, "rules not applied yet");
     }
 
-    /// Rules that could not be put into force when they changed, and those that have been in force for long.
+    /// Applies rules that could not be applied when they changed, and those that are due for renewal.
     async fn renew(&self) {
         let until = Instant::now() + RENEWAL_MAX;
         for handle in self.engine.registry.all() {
@@ -157,9 +160,9 @@ async fn follow(refresher: &mut Refresher) {
         ticks.tick().await;
         match refresher.refresh().await {
             Ok(()) => failed = false,
-            Err(error) if failed => tracing::debug!(%error, "the register is not followed"),
+            Err(error) if failed => tracing::debug!(%error, "the database is not followed"),
             Err(error) => {
-                tracing::warn!(%error, "the register is not followed");
+                tracing::warn!(%error, "the database is not followed");
                 failed = true;
             }
         }
@@ -195,7 +198,7 @@ async fn watch_sql(engine: &Engine, returns: &watch::Sender<u64>) {
         }
         let answer =
             answer.map_err(|_| silent()).and_then(|answer| answer.map_err(|error| error.to_string()));
-        // Away for a moment, it may have been replaced by a copy that lacks what was committed last.
+        // While it was away, it may have been replaced by a copy that lacks the last commits.
         let answered = answer.as_ref().ok().copied();
         if answered.is_some() && answered != run {
             returns.send_modify(|returns| *returns += 1);
@@ -205,7 +208,7 @@ async fn watch_sql(engine: &Engine, returns: &watch::Sender<u64>) {
     }
 }
 
-/// What campaigns that were evicted by a core that died then have left in Redis.
+/// Drops the keys of campaigns whose eviction a core has not finished.
 async fn drop_evicted(engine: &Engine) {
     let mut ticks = each(DROP);
     loop {
@@ -218,7 +221,7 @@ async fn drop_evicted(engine: &Engine) {
     }
 }
 
-/// Lanes that nobody uses, with what they know by heart.
+/// Drops the queues that no claim uses, with their sold-out caches.
 async fn drop_idle_queues(engine: &Engine) {
     let mut ticks = each(QUEUE_IDLE);
     loop {
@@ -240,7 +243,7 @@ fn silent() -> String {
     format!("no answer within {} s", PING_MAX.as_secs())
 }
 
-/// An answer of the register, in time.
+/// The answer of SQL within [`SQL_MAX`].
 async fn within<T>(answer: impl Future<Output = Result<T, SqlError>>) -> Result<T, SqlError> {
-    timeout(REGISTER_MAX, answer).await.unwrap_or(Err(SqlError::Sql(sqlx::Error::PoolTimedOut)))
+    timeout(SQL_MAX, answer).await.unwrap_or(Err(SqlError::Sql(sqlx::Error::PoolTimedOut)))
 }

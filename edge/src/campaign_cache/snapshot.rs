@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for OtherMembers {
     }
 }
 
-/// A campaign as core saw it a moment ago, and the difference between core's clock and this one's.
+/// A campaign as core described it a moment ago, and the difference between core's clock and this one's.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     view: View,

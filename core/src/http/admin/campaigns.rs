@@ -22,7 +22,7 @@ use crate::store::sql::Change;
 /// A campaign with what only admins see.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct AdminView {
-    /// What everybody sees.
+    /// What all callers see.
     #[serde(flatten)]
     pub campaign: CampaignView,
     /// For how long claims are held before they must be confirmed; `null` grants at once.

@@ -25,7 +25,7 @@ pub struct ClaimItem {
     pub user_id: String,
     /// Units.
     pub quantity: u32,
-    /// Where it stands.
+    /// Its status.
     pub status: ClaimStatus,
     /// Its place.
     pub sequence: u64,
@@ -33,7 +33,7 @@ pub struct ClaimItem {
     pub day: String,
     /// When it was decided.
     pub claimed_at: Timestamp,
-    /// When it came to stand so.
+    /// When it got its status.
     pub updated_at: Timestamp,
 }
 

@@ -11,17 +11,17 @@ const PAGE_MAX: u32 = 1000;
 /// A page of a list.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Page<T> {
-    /// The page.
+    /// The items of the page.
     pub items: Vec<T>,
-    /// Where the next page begins; `null` on the last.
+    /// The `cursor` of the next page; `null` on the last.
     pub next_cursor: Option<String>,
 }
 
-/// Which page.
+/// The query of a list: its page.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct PageQuery {
-    /// At most so many, 1 to 1000; 100 when left out.
+    /// The most items of a page, 1 to 1000; 100 when left out.
     limit: Option<u32>,
     /// The `next_cursor` of the page before.
     pub(super) cursor: Option<String>,

@@ -26,7 +26,7 @@ pub async fn compare(
     json(StatusCode::OK, &state.engine(&caller).compare(&id).await?)
 }
 
-/// Puts right what is safe to put right, and says what that was.
+/// Repairs what is safe to repair, and lists what was done.
 #[utoipa::path(
     post, path = "/admin/v1/campaigns/{id}/reconciliation", tag = "admin", params(("id" = CampaignId, Path)),
     responses(

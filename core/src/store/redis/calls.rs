@@ -1,4 +1,4 @@
-//! The calls that decide on a campaign, or read it: what each sends, and what its reply means.
+//! The script calls that decide on a campaign, or read it: what each sends, and what its reply means.
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{ClaimId, Timestamp};
@@ -10,16 +10,15 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::utc_offsets::TimeZone;
 
-/// A script with its own arguments, behind those that all of them take. It does the same thing once, however often it is
-/// sent.
+/// A script with its own arguments, after those that all scripts take. It is idempotent: it may be sent more than once.
 pub trait CampaignCall: Sync {
-    /// What a campaign that is ready answers.
+    /// The reply on a campaign that is ready.
     type Reply;
 
     /// The call's name, for step points.
     const NAME: &'static str;
 
-    /// What Redis runs.
+    /// The script that Redis runs.
     fn script(&self) -> &'static Script;
 
     /// Appends its own arguments.
@@ -28,14 +27,14 @@ pub trait CampaignCall: Sync {
     /// Reads the reply.
     ///
     /// # Errors
-    /// For a reply that the script never gives.
+    /// When the script never gives such a reply.
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed>;
 }
 
 /// Expires holds that are due, then decides claims.
 #[derive(Debug)]
 pub struct Claim<'a> {
-    /// In which the campaign's days end.
+    /// The time zone in which the campaign's days end.
     pub zone: &'a TimeZone,
     /// Each claim and its quantity, in the order in which they are decided.
     pub wanted: &'a [(&'a ClaimId, u32)],
@@ -70,14 +69,14 @@ impl CampaignCall for Claim<'_> {
 /// Confirms or returns a claim.
 #[derive(Debug)]
 pub struct Transition<'a> {
-    /// Which claim.
+    /// The claim's id.
     pub id: &'a ClaimId,
-    /// What is asked for.
+    /// The requested transition.
     pub transition: ClaimTransition,
 }
 
 impl CampaignCall for Transition<'_> {
-    /// The claim as it stands then, and how many events the campaign has had; `None` when there is no such claim.
+    /// The claim as it stands then, and the campaign's event count; `None` when there is no such claim.
     type Reply = Option<(ClaimRecord, u64)>;
     const NAME: &'static str = "redis:transition";
 
@@ -97,7 +96,7 @@ impl CampaignCall for Transition<'_> {
 /// Reads the campaign's counters, and a claim as it stands.
 #[derive(Debug)]
 pub struct Read<'a> {
-    /// Which claim, if any.
+    /// The id of the claim to read, if any.
     pub id: Option<&'a ClaimId>,
 }
 
@@ -123,9 +122,9 @@ impl CampaignCall for Read<'_> {
 /// Applies the rules of a campaign, unless Redis holds newer ones.
 #[derive(Debug)]
 pub struct SetRules<'a> {
-    /// Whose rules.
+    /// The campaign whose rules are applied.
     pub campaign: &'a Campaign,
-    /// Around when the UTC offsets are wanted.
+    /// The instant around which the UTC offsets are sent.
     pub now: Timestamp,
 }
 

@@ -13,20 +13,20 @@ use crate::domain::counters::Generation;
 /// The longest a call waits for Redis; the edge gives core 2 s in all.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// After a failed attempt to connect, further ones are refused at once for so long.
+/// After a failed attempt to connect, calls fail at once for this long, without a further attempt.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A connection, and which one it is: the first is 1.
+/// A connection and its generation: the first is 1.
 #[derive(Debug, Clone)]
 pub struct Session {
     pub(super) connection: MultiplexedConnection,
     pub(super) generation: Generation,
-    /// The history that the server took over when it was promoted; the same for as long as it stays the primary.
+    /// The server's replication id, which changes when it is promoted.
     pub(super) replication_id: Arc<str>,
 }
 
 impl Session {
-    /// Which connection this is: another number means that another server may be behind it.
+    /// The connection's generation: behind a connection of another generation may be another server.
     pub fn generation(&self) -> Generation {
         self.generation
     }
@@ -41,7 +41,7 @@ pub(super) struct Connection {
 #[derive(Debug, Default)]
 struct State {
     session: Option<Session>,
-    /// When the last attempt to connect failed, and why.
+    /// When the last attempt to connect failed, and its error.
     failed: Option<(Instant, RedisError)>,
     generation: Generation,
 }
@@ -51,7 +51,7 @@ impl Connection {
         Self { client, state: Mutex::default() }
     }
 
-    /// The connection there is, or a new one.
+    /// The current connection, or a new one.
     pub(super) async fn session(&self) -> Result<Session, RedisError> {
         let mut state = self.state.lock().await;
         if let Some(session) = &state.session {
@@ -77,13 +77,13 @@ impl Connection {
         }
     }
 
-    /// A connection to a primary, and the primary's lineage.
+    /// A connection to a primary, and the primary's replication id.
     async fn connect_to_primary(&self) -> Result<(MultiplexedConnection, Arc<str>), RedisError> {
         let mut connection = self.connect(RESPONSE_TIMEOUT).await?;
         let info: Result<String, _> =
             redis::cmd("INFO").arg("replication").query_async(&mut connection).await;
         let info = match info {
-            // Not allowed to ask: then a failover cannot be noticed, which the start has warned of.
+            // INFO is not allowed: a failover cannot be noticed then, which the start has warned of.
             Err(error) if error.code() == Some("NOPERM") => String::new(),
             info => info?,
         };
@@ -94,7 +94,7 @@ impl Connection {
         Ok((connection, field("master_replid2:").into()))
     }
 
-    /// A connection apart, for calls that wait.
+    /// A separate connection, for calls that wait.
     pub(super) async fn connect(
         &self,
         response_timeout: Duration,
@@ -105,8 +105,8 @@ impl Connection {
         self.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
-    /// Gives up the connection of `generation`, if `error` says that it is broken or leads to a server that is no
-    /// primary any more.
+    /// Drops the connection of `generation`, if `error` shows that it is broken or leads to a server that is no primary
+    /// any more.
     pub(super) async fn note(&self, error: &RedisError, generation: Generation) {
         let of_redis = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {

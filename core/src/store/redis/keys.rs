@@ -19,9 +19,9 @@ pub struct Keys {
     pub claims: String,
     /// Sorted set: held claims by expiry.
     pub holds: String,
-    /// Stream: what SQL has yet to hear.
+    /// Stream: events not yet relayed to SQL.
     pub outbox: String,
-    /// Stream: outbox entries that no core has written, for people to look at.
+    /// Stream: malformed outbox entries, for an operator to inspect.
     pub dead_letters: String,
 }
 

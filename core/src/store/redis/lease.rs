@@ -1,4 +1,4 @@
-//! Leases in Redis: who does a piece of work, so that others save themselves the trouble.
+//! Leases in Redis: one holder does a piece of work, so that other cores need not repeat it.
 //!
 //! Never for correctness: a holder may be slower than its lease. What is written under one carries its fencing token,
 //! and what must not happen twice is guarded where it is written.
@@ -16,18 +16,18 @@ use super::{RedisStore, RedisStoreError, keys};
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_millis(500);
 
-/// Why a lock was not acquired.
+/// Why a lease was not acquired.
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
-    /// Another holder holds it.
-    #[error("another holder holds the lock")]
+    /// Another holder has the lease.
+    #[error("another holder has the lease")]
     Taken,
-    /// Redis.
+    /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
 }
 
-/// Who may hold locks, again and again: one for each task that works on its own.
+/// A holder of any number of leases, one after another: each task that works on its own has one.
 #[derive(Debug, Clone)]
 pub struct LeaseHolder {
     redis: Arc<RedisStore>,
@@ -35,15 +35,18 @@ pub struct LeaseHolder {
 }
 
 impl LeaseHolder {
-    /// An holder that nobody else is.
+    /// A holder with a random id that no other holder has.
     pub fn new(redis: Arc<RedisStore>) -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
         Ok(Self { redis, id: format!("{:032x}", u128::from_be_bytes(bytes)) })
     }
 
-    /// Acquires the lock `name` if it is free, or this holder's already. Prolonged until released, as long as this
-    /// process lives; after that it is free once `ttl` has passed.
+    /// Acquires the lease `name` if it is free, or this holder's already. It is renewed until released, as long as this
+    /// process lives; after that it expires after `ttl`.
+    ///
+    /// # Errors
+    /// [`LeaseError::Taken`] when another holder has it.
     pub async fn try_acquire(&self, name: &str, ttl: Duration) -> Result<Lease, LeaseError> {
         let keys = keys::lease(name);
         match self.redis.lease(&keys, "acquire", &self.id, ttl).await? {
@@ -52,7 +55,7 @@ impl LeaseHolder {
         }
     }
 
-    /// Acquires the lock `name`, trying for as long as `timeout`, with exponential back-off and jitter.
+    /// Acquires the lease `name`, trying for up to `timeout` with exponential back-off and jitter.
     pub async fn acquire(&self, name: &str, ttl: Duration, timeout: Duration) -> Result<Lease, LeaseError> {
         let deadline = Instant::now() + timeout;
         let mut backoff = RETRY_MIN;
@@ -75,7 +78,7 @@ fn jittered(backoff: Duration) -> Duration {
     backoff / 2 + backoff / 2 * u32::from(byte[0]) / 255
 }
 
-/// A lock held. Its watchdog prolongs it three times in its ttl until it is released.
+/// A lease that is held. Its watchdog renews it three times per TTL until it is released.
 #[derive(Debug)]
 pub struct Lease {
     holder: LeaseHolder,
@@ -92,17 +95,17 @@ impl Lease {
         Self { holder, keys, token, lost, watchdog }
     }
 
-    /// Higher than the token of every earlier holder: what is written under the lock carries it.
+    /// The fencing token, higher than every earlier holder's: what is written under the lease carries it.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Whether the watchdog has found the lock to be another's. `false` proves nothing: that is what tokens are for.
+    /// Whether the watchdog has found the lease to be lost. `false` proves nothing: that is what tokens are for.
     pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Gives the lock up; `false` when it was not held any more, and then nothing was changed.
+    /// Releases the lease; `false` when it was not held any more: nothing was changed then.
     pub async fn release(self) -> Result<bool, RedisStoreError> {
         let reply = self.holder.redis.lease(&self.keys, "release", &self.holder.id, Duration::ZERO).await?;
         Ok(reply == LeaseReply::Done)
@@ -110,7 +113,7 @@ impl Lease {
 }
 
 impl Drop for Lease {
-    /// Not released, the lock becomes free by itself once its ttl has passed.
+    /// A lease that is not released expires after its TTL.
     fn drop(&mut self) {
         self.watchdog.abort();
     }

@@ -16,20 +16,20 @@ use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::high_water_mark::HighWaterMark;
 
-/// Claims kept in a user's own record; older ones are kept apart. As in `prelude.lua`.
+/// The most claims in a user's own record; older ones are kept in `claims`. As in `prelude.lua`.
 const INLINE_MAX: usize = 8;
 /// Pairs of field and value in one call: Lua's `unpack` ends far above twice that.
 const PAIRS_MAX: usize = 1000;
 
-/// A loader at work on one campaign, for one epoch and under the token of the campaign's row, over one connection: behind
-/// another one may be a server that lacks what was loaded so far.
+/// A loader of one campaign, for one epoch and under the token of the campaign's row, over one connection: behind another
+/// connection may be a server that lacks what was loaded so far.
 #[derive(Debug)]
 pub struct Loader<'a> {
     store: &'a RedisStore,
     session: Session,
     keys: &'a Keys,
     campaign: &'a Campaign,
-    /// The sum of the revisions of the claims taken in so far.
+    /// The sum of the revisions of the claims loaded so far.
     revisions: u64,
     users: Pairs,
     claims: Pairs,
@@ -41,16 +41,16 @@ type Pairs = Vec<HashEntry>;
 /// Why a loader stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// Another loader, or another epoch, is at work.
+    /// A loader with a higher token or another epoch has replaced this one, or the keys were lost.
     #[error("a newer loader is at work")]
     Late,
-    /// Redis.
+    /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
 }
 
 impl<'a> Loader<'a> {
-    /// Drops what was suspended under the campaign's token and begins again under its epoch.
+    /// Replaces the keys that were suspended under the campaign's token by empty ones of its epoch.
     pub async fn begin(
         store: &'a RedisStore,
         keys: &'a Keys,
@@ -76,7 +76,7 @@ impl<'a> Loader<'a> {
         Ok(loader)
     }
 
-    /// Takes in all claims of one user, in the order of their sequence.
+    /// Loads all claims of one user, given in the order of their sequence.
     pub async fn user(&mut self, user: &UserId, claims: &[ClaimRecord]) -> Result<(), LoadError> {
         let apart = claims.len().saturating_sub(INLINE_MAX);
         self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
@@ -95,7 +95,7 @@ impl<'a> Loader<'a> {
         self.flush(PAIRS_MAX).await
     }
 
-    /// Opens the campaign: `taken` units are taken, and sequences go on above what was `reached`.
+    /// Opens the campaign with `taken` units taken; sequences and events continue after `reached`.
     pub async fn open(
         mut self,
         high_water_mark: HighWaterMark,
@@ -111,7 +111,7 @@ impl<'a> Loader<'a> {
         .await
     }
 
-    /// Sends what has gathered, of each kind that has at least `least`.
+    /// Sends the collected records of each kind that has at least `least` of them.
     async fn flush(&mut self, least: usize) -> Result<(), LoadError> {
         let mut kinds = [
             ("users", std::mem::take(&mut self.users)),
@@ -158,7 +158,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// A user's record: counters over all claims, then those that are not kept apart.
+/// A user's record: counters over all claims, then the claims that are kept in it.
 fn user_record(claims: &[ClaimRecord], apart: usize) -> Vec<u8> {
     let standing = |claim: &&ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
     let mut by_day: BTreeMap<u32, u64> = BTreeMap::new();
@@ -180,8 +180,12 @@ fn user_record(claims: &[ClaimRecord], apart: usize) -> Vec<u8> {
 }
 
 impl RedisStore {
-    /// Stops every decision on the campaign of these keys until it has been loaded again, under the fencing token last
-    /// drawn from its row: every loader with a lower one is late from now on.
+    /// Stops every decision on the campaign of `keys` until it has been loaded again, under the fencing token `token`:
+    /// every loader with a lower one is late from now on.
+    ///
+    /// # Errors
+    /// [`LoadError::Late`] when a higher token was here before, [`RedisStoreError::NotReady`] when the keys belong to
+    /// another register or layout: nothing was changed.
     pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
         let mut call = call_on(&scripts::SUSPEND, keys);
         call.arg(scripts::LAYOUT).arg(register_id).arg(token);
@@ -192,7 +196,7 @@ impl RedisStore {
         }
     }
 
-    /// Removes the keys of a campaign that `token` has suspended; whether nothing is left. Dead letters stay.
+    /// Removes the keys of a campaign that `token` has suspended. Returns whether no key is left. Dead letters stay.
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
         let mut call = call_on(&scripts::DROP, keys);
         call.arg(token);

@@ -1,4 +1,4 @@
-//! The Redis that core runs itself, when it is given none: on a unix socket, append-only, fsync on every write.
+//! The managed Redis, which core runs when it is given no other: on a unix socket, append-only, fsync on every write.
 //!
 //! A thread of its own starts it, waits for it, and starts it again when it dies. The kernel kills it when that
 //! thread dies (`setpriv --pdeathsig`), so it never outlives its core, not even one that was killed.
@@ -20,47 +20,47 @@ use crate::metrics;
 /// A unix socket's path ends at 108 bytes, its terminating zero included.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 const SOCKET_NAME: &str = "redis.sock";
-/// The file is written anew, without what is superseded, from this size on: not in the middle of a stampede.
+/// The size from which on the append-only file is rewritten without superseded entries: not in the middle of a stampede.
 const REWRITE_MIN: &str = "256mb";
-/// The one user that core's Redis knows.
+/// The only user of the managed Redis.
 pub const REDIS_USER: &str = "claimgate";
 
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// A Redis that ran for so long has not failed to start.
+/// A Redis that ran for this long has started successfully: the back-off begins from its minimum again.
 const HEALTHY: Duration = Duration::from_secs(10);
 /// How long a stopping Redis may take before it is killed; with fsync on every write nothing is lost by that.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
-/// How often a running Redis is looked at.
+/// How often a running Redis is checked.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Why the embedded Redis cannot run.
+/// Why the managed Redis cannot run.
 #[derive(Debug, thiserror::Error)]
-pub enum EmbeddedError {
-    /// Nothing to run.
+pub enum ManagedRedisError {
+    /// No server program was found.
     #[error(
         "found neither redis-server nor valkey-server: install one (Debian: apt-get install redis-server), \
          or set CLAIMGATE_REDIS_URL to a Redis of your own"
     )]
     NoServer,
-    /// Its files or folders.
+    /// Its files or directories cannot be used.
     #[error("{path}: {error}")]
     Files {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         #[source]
         error: io::Error,
     },
-    /// Too long a path, and nowhere else to go.
-    #[error("no folder with a path short enough for a unix socket")]
-    NoRuntimeFolder,
+    /// The data directory's path is too long for a socket, and so is the fallback's, or it is not this user's own.
+    #[error("no directory with a path short enough for a unix socket")]
+    NoRuntimeDirectory,
 }
 
-/// What the embedded Redis is run with.
+/// The settings of the managed Redis.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Core's data folder, absolute.
+    /// Core's data directory, absolute.
     pub data_dir: PathBuf,
     /// The password of [`REDIS_USER`].
     pub password: String,
@@ -68,7 +68,7 @@ pub struct Settings {
     pub maxmemory_bytes: u64,
 }
 
-/// The embedded Redis, until dropped or stopped.
+/// The managed Redis; it is stopped when this is dropped.
 #[derive(Debug)]
 pub struct ManagedRedis {
     socket: PathBuf,
@@ -78,22 +78,22 @@ pub struct ManagedRedis {
 
 impl ManagedRedis {
     /// Starts the server and its supervisor.
-    pub fn start(settings: &Settings) -> Result<Self, EmbeddedError> {
-        let server = find_server().ok_or(EmbeddedError::NoServer)?;
-        let folder = settings.data_dir.join("redis");
-        make_folder(&folder)?;
+    pub fn start(settings: &Settings) -> Result<Self, ManagedRedisError> {
+        let server = find_server().ok_or(ManagedRedisError::NoServer)?;
+        let directory = settings.data_dir.join("redis");
+        make_directory(&directory)?;
         let socket = socket_path(&settings.data_dir)?;
         end_orphan(&socket);
-        let config = config(settings, &folder, &socket);
+        let config = config(settings, &directory, &socket);
         let (stop, stopped) = mpsc::channel();
         let supervisor = thread::Builder::new()
             .name("redis-supervisor".to_owned())
             .spawn(move || supervise(&server, &config, &stopped))
-            .map_err(|error| EmbeddedError::Files { path: folder, error })?;
+            .map_err(|error| ManagedRedisError::Files { path: directory, error })?;
         Ok(Self { socket, stop, supervisor: Some(supervisor) })
     }
 
-    /// How to connect to it.
+    /// The URL to connect to it.
     pub fn url(&self, password: &str) -> String {
         url_of(&self.socket, password)
     }
@@ -117,25 +117,25 @@ fn find_server() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     ["redis-server", "valkey-server"]
         .iter()
-        .flat_map(|name| std::env::split_paths(&path).map(move |folder| folder.join(name)))
+        .flat_map(|name| std::env::split_paths(&path).map(move |directory| directory.join(name)))
         .find(|file| file.is_file())
 }
 
-fn make_folder(folder: &Path) -> Result<(), EmbeddedError> {
+fn make_directory(directory: &Path) -> Result<(), ManagedRedisError> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(folder)
-        .map_err(|error| EmbeddedError::Files { path: folder.to_owned(), error })
+        .create(directory)
+        .map_err(|error| ManagedRedisError::Files { path: directory.to_owned(), error })
 }
 
-/// How to connect to the Redis of the core that runs on this data folder; `None` when that has no socket.
+/// The URL of the managed Redis of the core that runs on `data_dir`; `None` when there is no such directory.
 pub fn url(data_dir: &Path, password: &str) -> Option<String> {
     let inside = data_dir.join(SOCKET_NAME);
     let socket = if is_short(&inside) {
         inside
     } else {
-        runtime_folder(&fs::metadata(data_dir).ok()?).join(SOCKET_NAME)
+        runtime_directory(&fs::metadata(data_dir).ok()?).join(SOCKET_NAME)
     };
     Some(url_of(&socket, password))
 }
@@ -148,31 +148,31 @@ fn is_short(socket: &Path) -> bool {
     socket.as_os_str().len() <= SOCKET_PATH_BYTES_MAX
 }
 
-/// Where the socket is when the data folder has too long a path; `found` is that folder.
-fn runtime_folder(found: &Metadata) -> PathBuf {
+/// The socket's directory when the data directory's path is too long; `found` is the data directory's metadata.
+fn runtime_directory(found: &Metadata) -> PathBuf {
     std::env::temp_dir().join(format!("claimgate-{:x}-{:x}", found.dev(), found.ino()))
 }
 
-/// In the data folder, or, when that has too long a path, in a folder of our own under the temporary one.
-fn socket_path(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
+/// In the data directory, or, when that has too long a path, in a directory of core's own below the temporary one.
+fn socket_path(data_dir: &Path) -> Result<PathBuf, ManagedRedisError> {
     let inside = data_dir.join(SOCKET_NAME);
     if is_short(&inside) {
         return Ok(inside);
     }
-    let owner =
-        fs::metadata(data_dir).map_err(|error| EmbeddedError::Files { path: data_dir.to_owned(), error })?;
-    let folder = runtime_folder(&owner);
-    make_folder(&folder)?;
-    let found = fs::symlink_metadata(&folder)
-        .map_err(|error| EmbeddedError::Files { path: folder.clone(), error })?;
-    let socket = folder.join(SOCKET_NAME);
-    // Somebody else's folder, or a link to it, is not a place for our socket.
+    let owner = fs::metadata(data_dir)
+        .map_err(|error| ManagedRedisError::Files { path: data_dir.to_owned(), error })?;
+    let directory = runtime_directory(&owner);
+    make_directory(&directory)?;
+    let found = fs::symlink_metadata(&directory)
+        .map_err(|error| ManagedRedisError::Files { path: directory.clone(), error })?;
+    let socket = directory.join(SOCKET_NAME);
+    // Another user's directory, or a link to it, is not a place for core's socket.
     let ours = found.is_dir() && found.uid() == owner.uid() && found.mode() & 0o777 == 0o700;
-    if ours && is_short(&socket) { Ok(socket) } else { Err(EmbeddedError::NoRuntimeFolder) }
+    if ours && is_short(&socket) { Ok(socket) } else { Err(ManagedRedisError::NoRuntimeDirectory) }
 }
 
 /// Ends a Redis of a killed core on this socket. The kernel does that already; two servers on one append-only file
-/// would destroy it, so we look.
+/// would destroy it, so core checks too.
 fn end_orphan(socket: &Path) {
     let title = format!("-server unixsocket:{}", socket.display());
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -198,7 +198,7 @@ fn end_orphan(socket: &Path) {
 
 /// The default user cannot log in, but may do everything: Redis loads its append-only file in that user's name, and
 /// what the user may not do is dropped from the file's transactions.
-fn config(settings: &Settings, folder: &Path, socket: &Path) -> String {
+fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     use sha2::Digest as _;
     use std::fmt::Write as _;
     let digest = sha2::Sha256::digest(settings.password.as_bytes());
@@ -206,9 +206,9 @@ fn config(settings: &Settings, folder: &Path, socket: &Path) -> String {
         let _ = write!(hex, "{byte:02x}");
         hex
     });
-    let (folder, socket) = (folder.display(), socket.display());
+    let (directory, socket) = (directory.display(), socket.display());
     format!(
-        "port 0\nunixsocket \"{socket}\"\nunixsocketperm 700\ndir \"{folder}\"\nlogfile \"{folder}/redis.log\"\n\
+        "port 0\nunixsocket \"{socket}\"\nunixsocketperm 700\ndir \"{directory}\"\nlogfile \"{directory}/redis.log\"\n\
          daemonize no\nsave \"\"\nappendonly yes\nappendfsync always\nno-appendfsync-on-rewrite no\n\
          aof-load-truncated yes\nauto-aof-rewrite-min-size {REWRITE_MIN}\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
          user default off resetpass ~* &* +@all\n\
@@ -259,7 +259,7 @@ fn start(server: &Path, config: &str) -> io::Result<Child> {
     Ok(child)
 }
 
-/// Waits until the server dies (false) or core wants it stopped (true, and it is gone).
+/// Waits until the server dies (`false`), or until core asks for it to be stopped and it has ended (`true`).
 fn watch(child: &mut Child, stopped: &mpsc::Receiver<()>) -> bool {
     loop {
         if let Ok(Some(status)) = child.try_wait() {

@@ -62,16 +62,16 @@ impl RedisStoreError {
     }
 }
 
-/// The campaign that a script is called on, and what its keys must at least show before they count.
+/// The campaign that a script is called on, and what its keys must show to count.
 #[derive(Debug, Clone, Copy)]
 pub struct CallTarget<'a> {
     /// Its keys.
     pub keys: &'a Keys,
-    /// The epoch it must be of.
+    /// The epoch that the keys must have.
     pub epoch: Epoch,
-    /// The events that it must have had, or Redis has lost some.
+    /// The minimum event count: with fewer, Redis has lost some.
     pub minimum_events: u64,
-    /// The register it must belong to.
+    /// The register id that the keys must have.
     pub register_id: &'a RegisterId,
 }
 
@@ -88,25 +88,25 @@ pub enum ClaimScan {
 }
 
 impl ClaimScan {
-    /// Where it begins.
+    /// The beginning of a scan.
     pub const START: Self = Self::Users(0);
 }
 
 /// Held claims, by Redis' own index.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldState {
-    /// All of them.
+    /// The number of held claims.
     pub held: u64,
-    /// Those that should have been given back.
+    /// The number of those that should have been given back.
     pub stranded: u64,
 }
 
-/// Whose a campaign's keys are.
+/// The owner of a campaign's keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeysOwner {
-    /// The register's id of the campaign.
+    /// The campaign's register id.
     pub register_id: String,
-    /// The fencing token of whoever suspended or loaded the campaign last.
+    /// The fencing token under which the campaign was last suspended or loaded.
     pub token: String,
     /// Whether no claim is decided until it has been loaded again.
     pub suspended: bool,
@@ -147,7 +147,7 @@ impl RedisStore {
         Ok(call.decode(reply)?)
     }
 
-    /// Acquires, prolongs or gives up a lease; `verb` as in `lock.lua`.
+    /// Acquires, renews or releases a lease; `verb` as in `lease.lua`.
     pub(crate) async fn lease(
         &self,
         keys: &[String; 2],
@@ -180,8 +180,8 @@ impl RedisStore {
         Ok(sum)
     }
 
-    /// Up to some thousands of a campaign's claims and whose they are, and where to go on; some come twice. Complete for a
-    /// campaign that is suspended.
+    /// A page of some thousands of a campaign's claims with their users, and where the next page begins. A claim may come
+    /// twice. Complete only for a campaign that is suspended.
     pub async fn claims_page(
         &self,
         keys: &Keys,
@@ -210,7 +210,8 @@ impl RedisStore {
         Ok((claims, next))
     }
 
-    /// Shows every user's name and record, a thousand at a time; some twice. A user who comes meanwhile may be left out.
+    /// Calls `see` with every user's id and record, reading a thousand at a time; with some twice. A user who is added
+    /// meanwhile may be left out.
     pub async fn each_user(
         &self,
         keys: &Keys,
@@ -240,12 +241,12 @@ impl RedisStore {
         Ok(HoldState { held, stranded })
     }
 
-    /// Whether any of these keys is there, whoever's they are.
+    /// Whether any of these keys exists, whichever register it belongs to.
     pub async fn holds_any(&self, keys: &Keys) -> Result<bool, RedisStoreError> {
         Ok(self.query::<u64>("redis:holds_any", redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
     }
 
-    /// Whose a campaign's keys are, whoever asks; `None` when there are none.
+    /// The owner of a campaign's keys; `None` when there are none.
     pub async fn owner(&self, keys: &Keys) -> Result<Option<KeysOwner>, RedisStoreError> {
         let fields =
             redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "admin_state"]).to_owned();
@@ -258,7 +259,7 @@ impl RedisStore {
         }))
     }
 
-    /// The server's own id, by which it is told from every other Redis; one that has none gets one.
+    /// The server's random id, which no other Redis has. A server without one gets one.
     pub async fn store_id(&self) -> Result<String, RedisStoreError> {
         let id: Option<String> = self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await?;
         if let Some(id) = id {
@@ -267,7 +268,7 @@ impl RedisStore {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
         self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
-        // Another core may have been quicker.
+        // Another core may have set one first.
         self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await
     }
 

@@ -1,4 +1,4 @@
-//! The outbox: what the scripts wrote for SQL, read back.
+//! The outbox: the events that the scripts wrote for SQL, read back.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use crate::step;
 /// Entries read at once from a campaign's stream.
 pub const ENTRIES_MAX: usize = 64;
 
-/// What one look into an outbox brought.
+/// The result of one read of an outbox.
 #[derive(Debug, Default)]
 pub struct OutboxBatch {
     /// Entries as core wrote them.
     pub entries: Vec<OutboxEntry>,
-    /// Ids of entries that no core has written, or that somebody has deleted after they were read.
+    /// Ids of entries that are malformed, or that were deleted after they were read.
     pub malformed: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ fn entry(item: &StreamId) -> Option<OutboxEntry> {
     Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events })
 }
 
-/// The events of an entry: users with a blank between them, and beside them as many claims.
+/// The events of an entry: space-separated users, and as many claims in the same order.
 fn events(users: &str, claims: &[u8], updated_at: Timestamp) -> Option<Vec<ClaimEvent>> {
     let (claims, []) = claims.as_chunks::<{ ClaimRecord::BYTES }>() else { return None };
     let mut users = users.split(' ');
@@ -107,7 +107,7 @@ fn guard(events: &mut [ClaimEvent], total: u64, mut taken: u64) -> Option<()> {
     Some(())
 }
 
-/// A connection of its own for the relay: its large replies are in nobody's way. Clones share it.
+/// A separate connection for the relay, so that its large replies hold up no other call. Clones share it.
 #[derive(Debug, Clone)]
 pub struct OutboxReader {
     connection: MultiplexedConnection,
@@ -116,17 +116,17 @@ pub struct OutboxReader {
 }
 
 impl OutboxReader {
-    /// What no core has read yet of a campaign's outbox, [`ENTRIES_MAX`] entries at most; waits for nothing.
+    /// Entries of a campaign's outbox that no core has read yet, [`ENTRIES_MAX`] at most. Does not wait for any.
     pub async fn read_new(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         self.read(keys, ">").await
     }
 
-    /// What this core has read before and not taken off: after a start, or after SQL failed.
+    /// Entries that this core has read and not acknowledged: after a start, or after SQL failed.
     pub async fn read_pending(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         self.read(keys, "0").await
     }
 
-    /// Takes over what another core has read and left lying for at least `idle`: that core is dead, or as good as.
+    /// Takes over entries that another core has read and not acknowledged for at least `idle`: that core is dead or stuck.
     pub async fn auto_claim(&mut self, keys: &Keys, idle: Duration) -> Result<OutboxBatch, RedisStoreError> {
         let idle_ms = usize::try_from(idle.as_millis()).unwrap_or(usize::MAX);
         let options = StreamAutoClaimOptions::default().count(ENTRIES_MAX);
@@ -149,14 +149,14 @@ impl OutboxReader {
     }
 }
 
-/// How an outbox stands.
+/// The state of an outbox.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OutboxState {
-    /// Entries that SQL has yet to hear.
+    /// Entries not yet relayed to SQL.
     pub entries: u64,
-    /// When the oldest of them was written.
+    /// When the oldest entry was written.
     pub oldest: Option<Timestamp>,
-    /// Entries that no core has written, moved out of the way.
+    /// Malformed entries, moved out of the outbox.
     pub dead_letters: u64,
 }
 
@@ -167,7 +167,7 @@ impl RedisStore {
         Ok(OutboxReader { connection, consumer: consumer.to_owned() })
     }
 
-    /// Takes `entries` off the outbox, after SQL has committed them; how many events are left there.
+    /// Takes `entries` off the outbox, after SQL has committed them. Returns the number of events left there.
     pub async fn acknowledge(&self, keys: &Keys, entries: &[OutboxEntry]) -> Result<u64, RedisStoreError> {
         let mut call = scripts::ACK.prepare_invoke();
         call.key(&keys.campaign).key(&keys.outbox);
@@ -177,8 +177,8 @@ impl RedisStore {
         Ok(scripts::count(&self.run("redis:ack", &call).await?)?)
     }
 
-    /// Moves an entry that no core has written out of the relay's way; `false` when it was gone: then only the memory of
-    /// its having been read goes.
+    /// Moves a malformed entry to the dead letters; `false` when it was gone: then it is only removed from the entries
+    /// that were read and not acknowledged.
     pub async fn dead_letter(&self, keys: &Keys, id: &str) -> Result<bool, RedisStoreError> {
         let mut call = scripts::DEAD_LETTER.prepare_invoke();
         call.key(&keys.outbox).key(&keys.dead_letters).arg(id);
@@ -191,13 +191,13 @@ impl RedisStore {
         let mut command = redis::cmd("XGROUP");
         command.arg("CREATE").arg(&keys.outbox).arg(RELAY_GROUP).arg(format!("0-{epoch}"));
         match self.query::<Value>("redis:restore_group", &command).await {
-            // Another core was quicker.
+            // Another core has made it first.
             Err(RedisStoreError::Unavailable(error)) if error.code() == Some("BUSYGROUP") => Ok(()),
             result => result.map(drop),
         }
     }
 
-    /// Entries behind `after`, whoever has read them; `None` once there are no more. For a campaign that is closed.
+    /// Entries after the id `after`, whichever core has read them; `None` once there are no more. For a suspended campaign.
     pub async fn outbox_page(
         &self,
         keys: &Keys,
@@ -210,7 +210,7 @@ impl RedisStore {
         Ok(last.map(|last| (OutboxBatch::of(page.ids), last)))
     }
 
-    /// How the outbox stands.
+    /// The state of a campaign's outbox.
     pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, RedisStoreError> {
         let entries: u64 =
             self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;

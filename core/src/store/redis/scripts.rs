@@ -43,7 +43,7 @@ script! {
     DROP, "drop.lua"
 }
 script! {
-    /// Moves an entry that no core has written out of the drain's way.
+    /// Moves a malformed entry out of the relay's way.
     DEAD_LETTER, "dead_letter.lua"
 }
 script! {
@@ -61,12 +61,12 @@ pub static READ: LazyLock<Script> =
 pub static SOLD_OUT: LazyLock<Script> =
     LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/sold_out.lua")));
 script! {
-    /// Takes drained entries off the outbox.
+    /// Takes relayed entries off the outbox.
     ACK, "ack.lua"
 }
 
-/// Of a script that writes nothing, and so runs without memory too: a campaign is drained, which frees memory, only once
-/// it has been found to be ready.
+/// The flags of a script that writes nothing, and so runs without memory too: a campaign is relayed, which frees memory,
+/// only once it has been found to be ready.
 const READS: &str = "no-writes,allow-oom";
 
 /// A script behind the prelude that Redis runs under `flags`.
@@ -75,22 +75,22 @@ fn with_flags(flags: &str, text: &str) -> Script {
     Script::new(&text.replacen("#!lua\n", &format!("#!lua flags={flags}\n"), 1))
 }
 
-/// A reply that no script gives: core and script do not belong together.
+/// A reply that no script of this version gives: core and script do not match.
 #[derive(Debug, thiserror::Error)]
 #[error("unexpected reply of a script: {0}")]
 pub struct Malformed(String);
 
 impl Malformed {
-    /// What was read instead.
+    /// An error that names what was read instead.
     pub fn new(found: String) -> Self {
         Self(found)
     }
 }
 
-/// What the script decided on one claim.
+/// The script's verdict on one claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Won, or held until `expires_at`.
+    /// Granted, or held until `expires_at`.
     Granted {
         /// The claim's place.
         sequence: u64,
@@ -99,18 +99,18 @@ pub enum Verdict {
         /// Units taken of the campaign, this claim included.
         taken: u64,
     },
-    /// Asked before.
+    /// Decided before: a retry.
     Replayed {
         /// The claim as it stands.
         claim: ClaimRecord,
         /// Units taken of the campaign.
         taken: u64,
     },
-    /// Refused by a rule.
+    /// Refused by a rule; nothing was changed.
     Denied(Denial),
-    /// More holds are due first: ask again.
+    /// More holds are due than one call gives back: send the claim again.
     RetryAfterSweep,
-    /// The outbox is full.
+    /// The outbox is full; nothing was changed.
     OutboxFull,
 }
 
@@ -121,18 +121,18 @@ pub struct Decided {
     pub now: Timestamp,
     /// The version by which it was decided.
     pub version: u64,
-    /// How many events the campaign has had, these included.
+    /// The campaign's event count, these included.
     pub events: u64,
     /// The total by which it was decided; `None` when unlimited.
     pub total: Option<u32>,
     /// Whether more holds are due than one call gives back.
     pub more_due: bool,
-    /// One a claim, in their order.
+    /// One verdict per claim, in their order.
     pub verdicts: Vec<Verdict>,
 }
 
 impl Decided {
-    /// How many were told that nothing is left.
+    /// The number of claims that were denied because nothing is left.
     pub fn sold_out_denials(&self) -> u64 {
         let nothing =
             |verdict: &&Verdict| matches!(verdict, Verdict::Denied(Denial::SoldOut { remaining: 0 }));
@@ -163,7 +163,7 @@ impl Decided {
     }
 }
 
-/// What a script says: `Err` is why the campaign's counters do not count.
+/// A script's reply: `Err` is why the campaign's counters do not count.
 pub type Ready<T> = Result<T, NotReadyReason>;
 
 /// The parts of a reply, taken one after another.
@@ -325,7 +325,7 @@ impl Answers<'_> {
         self.take(width).map(be_int)
     }
 
-    /// Units left or allowed; past 32 bits only where a limit is none.
+    /// Units left or allowed; more than 32 bits only where a limit is none.
     fn units(&mut self) -> Result<u32, Malformed> {
         Ok(u32::try_from(self.number(5)?).unwrap_or(u32::MAX))
     }
@@ -349,7 +349,7 @@ pub struct Counters {
     pub sequence: u64,
     /// Events in the outbox.
     pub backlog: u64,
-    /// Events so far.
+    /// The campaign's event count.
     pub events: u64,
 }
 
@@ -405,7 +405,7 @@ pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> 
     }
 }
 
-/// Reads the reply of `transition.lua`: the claim, and how many events the campaign has had; `None` when there is no such
+/// Reads the reply of `transition.lua`: the claim, and the campaign's event count; `None` when there is no such
 /// claim.
 pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, Malformed> {
     let mut parts = Parts::of(reply)?;
@@ -425,7 +425,7 @@ pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, M
 pub struct Suspended {
     /// The epoch of its keys; 0 when there were none.
     pub epoch: Epoch,
-    /// How far it had come.
+    /// Its high-water mark.
     pub high_water_mark: HighWaterMark,
     /// Units taken.
     pub taken: u64,
@@ -433,7 +433,7 @@ pub struct Suspended {
     pub revisions: Option<u64>,
 }
 
-/// Reads the reply of `suspend.lua`; `None` when a newer loader was there before.
+/// Reads the reply of `suspend.lua`; `None` when a higher token was there before.
 pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
@@ -449,16 +449,16 @@ pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
     }
 }
 
-/// What `lease.lua` said.
+/// The reply of `lease.lua`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseReply {
-    /// Ours; with its fencing token.
+    /// Acquired, with its fencing token.
     Held(u64),
-    /// Another owner's.
+    /// Another holder has it.
     Taken,
-    /// Prolonged, or given up.
+    /// Renewed, or released.
     Done,
-    /// Not ours any more.
+    /// Not this holder's any more.
     Lost,
 }
 

@@ -1,7 +1,7 @@
-//! One look at many campaigns, in one pipeline of plain reads: how a campaign that is well looks, and what it waits for.
+//! One look at many campaigns, in one pipeline of plain reads: whether each seems ready, and what it waits for.
 //!
-//! It costs Redis a few microseconds a campaign and no write, so that campaigns at rest cost next to nothing. It only says
-//! where a closer look is due; what `prelude.lua` says then is what counts.
+//! It costs Redis a few microseconds per campaign and no write, so that campaigns at rest cost next to nothing. It only
+//! shows which campaigns need a script call; what `prelude.lua` replies then is what counts.
 
 use claimgate_shared::Timestamp;
 use redis::streams::StreamRangeReply;
@@ -14,14 +14,14 @@ use crate::domain::claim_record::timestamp;
 use crate::domain::counters::Generation;
 use crate::step;
 
-/// Fields of the campaign's hash that are looked at.
+/// The fields of the campaign's hash that are read.
 const FIELDS: [&str; 7] =
     ["layout", "epoch", "admin_state", "events", "backlog", "events_loaded", "revisions_loaded"];
 
 /// Replies of one campaign, in the order of [`ask`].
 const REPLIES: usize = 5;
 
-/// How a campaign looks.
+/// What one look shows of a campaign.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Look {
     /// Whether nothing speaks against its being ready.
@@ -41,14 +41,14 @@ pub struct Look {
 pub struct Survey {
     /// Redis' clock.
     pub now: Timestamp,
-    /// Over which connection: campaigns are to be met anew behind each.
+    /// The generation of the connection: each campaign has to be synchronised once per connection.
     pub generation: Generation,
-    /// One a campaign, in their order.
+    /// One look per campaign, in their order.
     pub looks: Vec<Look>,
 }
 
 impl RedisStore {
-    /// Looks at `campaigns`. Writes nothing, meets none of them, and judges none: see the module.
+    /// Looks at `campaigns`. Writes nothing, and neither synchronises nor judges any of them: see the module.
     pub async fn survey(&self, campaigns: &[CallTarget<'_>]) -> Result<Survey, RedisStoreError> {
         let mut pipe = Pipeline::with_capacity(1 + REPLIES * campaigns.len());
         pipe.ignore_errors().cmd("TIME");
@@ -81,8 +81,8 @@ fn ask(pipe: &mut Pipeline, keys: &Keys) {
 
 type Replies = std::vec::IntoIter<Result<Value, RedisError>>;
 
-/// The next reply, `None` when the key is of another type: no campaign that is well looks like that. Any other error is
-/// the server's, not the campaign's.
+/// The next reply, `None` when the key is of another type, which no ready campaign has. Any other error is the server's,
+/// not the campaign's.
 fn next<T: FromRedisValue>(replies: &mut Replies) -> Result<Option<T>, RedisStoreError> {
     match replies.next() {
         Some(Ok(value)) => Ok(from_redis_value(value).ok()),

@@ -1,4 +1,4 @@
-//! Campaigns in SQL, and the record of who changed them.
+//! Campaigns in SQL, and the audit table of their changes.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,29 +15,29 @@ use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::step;
 
-/// What became of a change.
+/// The result of a change.
 #[derive(Debug)]
 pub enum Changed {
     /// Written; this is the campaign now.
     Done(Campaign),
-    /// It was at another version.
+    /// Not written: the campaign is at another version; this is the campaign now.
     Conflict(Campaign),
 }
 
 /// A page of campaigns.
 #[derive(Debug, Default)]
 pub struct CampaignPage {
-    /// Those that can be read.
+    /// The campaigns that can be read.
     pub campaigns: Vec<Campaign>,
-    /// Ids of those that this version cannot read.
+    /// Ids of the campaigns that this version cannot read.
     pub unreadable: Vec<String>,
-    /// The last id of the page, of whichever; `None` when there is none.
+    /// The last id of the page, readable or not; `None` when the page is empty.
     pub last: Option<String>,
     /// Whether there may be more.
     pub is_full: bool,
 }
 
-/// Who changes a campaign and how, for the record.
+/// Who changes a campaign and how, for the audit table.
 #[derive(Debug, Clone, Copy)]
 pub struct Change<'a> {
     /// The caller's name.
@@ -49,7 +49,7 @@ pub struct Change<'a> {
 }
 
 impl SqlStore {
-    /// Writes a new campaign; `Some` is the one that is there already.
+    /// Writes a new campaign. Returns the one that exists already, if any; then nothing was written.
     pub async fn create(
         &self,
         campaign: &Campaign,
@@ -89,8 +89,8 @@ impl SqlStore {
         Ok(None)
     }
 
-    /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is none. One that has left
-    /// Redis and is over all the same stays away; any other comes back.
+    /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is no such campaign. An
+    /// evicted campaign that is still over stays evicted; any other evicted one does not.
     pub async fn change(
         &self,
         from: u64,
@@ -143,8 +143,8 @@ impl SqlStore {
         row.as_ref().map(read).transpose()
     }
 
-    /// Up to `limit` campaigns in the order of their ids, those after `after` first. One that cannot be read stops no
-    /// other: it is named apart, and in the log once for as long as it stays so.
+    /// Up to `limit` campaigns whose ids come after `after`, in the order of their ids. One that cannot be read does not
+    /// hide the others: its id is returned separately, and logged once for as long as it stays unreadable.
     pub async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
         step::before("sql:campaigns").await;
         let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
@@ -169,8 +169,8 @@ impl SqlStore {
         Ok(page)
     }
 
-    /// Draws the campaign's next fencing token; `None` when there is no such campaign, or it has left Redis. Who suspends
-    /// the campaign there under it is the newest, whatever else is on its way.
+    /// Draws the campaign's next fencing token; `None` when there is no such campaign, or it is evicted. A suspension
+    /// under it outranks every earlier one, even one that reaches Redis later.
     pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:draw_token").await;
         let row = sqlx::query(
@@ -183,7 +183,7 @@ impl SqlStore {
     }
 
     /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
-    /// still wants to write is stored as revoked from now on. Records how far it has been seen to come. `None` when another
+    /// still wants to write is stored as revoked from now on. Records the campaign's high-water mark. `None` when another
     /// token has been drawn since.
     pub async fn raise_epoch(
         &self,
@@ -209,7 +209,7 @@ impl SqlStore {
         step::after(row)?.as_ref().map(read).transpose()
     }
 
-    /// Records that `drawn`, whose token was drawn and has suspended it in Redis, and which was drained then, leaves Redis,
+    /// Records the eviction of `drawn`, whose token was drawn and has suspended it in Redis, and which was relayed then,
     /// and raises its epoch to `to`; `None` when another token has been drawn since, or its rules have changed.
     pub async fn evict(
         &self,
@@ -248,7 +248,7 @@ impl SqlStore {
         Ok(())
     }
 
-    /// Up to `limit` campaigns that have left Redis, but whose keys may still be there.
+    /// Up to `limit` evicted campaigns whose keys may still be in Redis.
     pub async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, SqlError> {
         step::before("sql:keys_to_drop").await;
         let rows = sqlx::query(

@@ -1,4 +1,4 @@
-//! What has changed in the register, asked each second by every core: so it is asked for in three sums first.
+//! What has changed in the database. Every core asks each second, so the first query returns only a few sums.
 
 use claimgate_shared::CampaignId;
 use sqlx::Row as _;
@@ -7,18 +7,18 @@ use super::campaigns::{unreadable, unsigned};
 use super::{SqlError, SqlStore};
 use crate::step;
 
-/// What a campaign's row says: version, epoch, and, if it has left Redis, units taken.
+/// A campaign's version, epoch and, if it is evicted, units taken.
 pub type State = (u64, u64, Option<u64>);
 
-/// Commits that a database with more than one writer is given at once.
+/// Concurrent commits for a database with more than one writer.
 const WRITERS_MAX: usize = 4;
 
-/// By which two states of the register are told apart, without anybody's clock: versions and epochs only rise.
+/// A fingerprint of the database's state, independent of any clock: versions and epochs only rise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
-    /// Campaigns, and those of them that have left Redis.
+    /// The number of campaigns, and of evicted ones.
     pub campaigns: (u64, u64),
-    /// What those have taken, in units: a return changes it, and nothing else.
+    /// Units taken of evicted campaigns: a return changes it, and nothing else.
     pub evicted_taken: u64,
     /// The sum of their versions.
     pub versions: u64,
@@ -27,12 +27,12 @@ pub struct Stamp {
 }
 
 impl SqlStore {
-    /// How many transactions may write at once without being in each other's way: SQLite has one writer.
+    /// How many transactions may write at once without blocking each other: SQLite has one writer.
     pub fn writers_max(&self) -> usize {
         if self.is_sqlite() { 1 } else { WRITERS_MAX }
     }
 
-    /// The state of the register.
+    /// The state of the database.
     pub async fn stamp(&self) -> Result<Stamp, SqlError> {
         step::before("sql:stamp").await;
         let row = sqlx::query(
@@ -52,8 +52,8 @@ impl SqlStore {
         })
     }
 
-    /// Every campaign's version, epoch, and what it has taken if it has left Redis: what tells which have changed. Ids that
-    /// are none are left out.
+    /// Every campaign's version, epoch and, if it is evicted, units taken, to tell which have changed. Rows whose id is
+    /// malformed are left out.
     pub async fn states(&self) -> Result<Vec<(CampaignId, State)>, SqlError> {
         step::before("sql:states").await;
         let rows = sqlx::query(

@@ -1,4 +1,4 @@
-//! Claims in SQL, read: by look-ups, lists and exports, by loads and by whoever compares.
+//! Reads of claims in SQL: for look-ups, lists and exports, for loads and for comparisons.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::claim_record::ClaimRecord;
 use crate::step;
 
-/// Claims in one page of a load. It lasts some 50 ms.
+/// Claims in one page of a load. Reading it takes some 50 ms.
 const LOAD_PAGE: u32 = 10_000;
 
 /// A claim as SQL has it.
@@ -27,14 +27,14 @@ pub struct ClaimRow {
     pub revision: u64,
     /// The day it counts on, in days since 1970.
     pub day: i64,
-    /// When it came to stand so.
+    /// When it got its status.
     pub updated_at: Timestamp,
 }
 
 /// What SQL holds of a campaign.
 #[derive(Debug, Clone, Copy)]
 pub struct Totals {
-    /// Rows.
+    /// All rows.
     pub claims: u64,
     /// Units granted or held.
     pub taken: u64,
@@ -55,7 +55,7 @@ pub struct Totals {
 pub struct ClaimPage {
     /// The claims.
     pub rows: Vec<ClaimRow>,
-    /// Behind which claim the next page begins; `None` on the last.
+    /// The claim after which the next page begins; `None` on the last.
     pub next: Option<ClaimCursor>,
 }
 
@@ -83,7 +83,7 @@ impl FromStr for ClaimCursor {
 
 impl SqlStore {
     /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence. Read in pages:
-    /// no statement lasts as long as the whole. For a campaign that is closed, whose standing claims do not change.
+    /// no statement lasts as long as the whole. For a suspended campaign, whose claims do not change meanwhile.
     pub fn by_user(
         &self,
         campaign: &CampaignId,
@@ -124,7 +124,7 @@ impl SqlStore {
         })
     }
 
-    /// The sequences that no claim has, as ranges from … to, at most `limit` of them: what a loss has left behind.
+    /// The sequences that no claim has, as at most `limit` ranges (first, last): gaps that a loss has left.
     pub async fn sequence_gaps(
         &self,
         campaign: &CampaignId,
@@ -147,8 +147,8 @@ impl SqlStore {
         step::after(row)?.as_ref().map(read).transpose()
     }
 
-    /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked one is not
-    /// lacking: SQL has judged it.
+    /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked claim is not
+    /// missing: SQL has refused it.
     pub async fn lacking(
         &self,
         campaign: &CampaignId,
@@ -176,7 +176,7 @@ impl SqlStore {
         Ok(claims.into_iter().filter(lacks).collect())
     }
 
-    /// Up to `limit` claims of a campaign, those behind `after`, for a caller who waits.
+    /// Up to `limit` claims of a campaign after the place `after`, for a caller that waits.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
@@ -186,7 +186,7 @@ impl SqlStore {
         page(&self.pool, campaign, after, limit).await
     }
 
-    /// Up to `limit` claims of a campaign, those behind `after`, as one part of an export.
+    /// Up to `limit` claims of a campaign after the place `after`, as one part of an export.
     pub async fn export_page(
         &self,
         campaign: &CampaignId,
@@ -197,7 +197,7 @@ impl SqlStore {
     }
 }
 
-/// Up to `limit` claims of a campaign, those behind `after`, in the order of their sequence.
+/// Up to `limit` claims of a campaign after the place `after`, in the order of their sequence.
 async fn page(
     pool: &Pool,
     campaign: &CampaignId,

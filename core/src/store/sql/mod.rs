@@ -3,12 +3,12 @@
 //! Both understand the same statements but for one word, so there is one text of each. Every transaction that writes begins with a
 //! write: in SQLite that takes the one writer's place at once, in PostgreSQL it locks the campaign's row.
 //!
-//! Nothing waits without a limit, whatever has become of the database's host ([`pool`]); the wait for a connection counts:
+//! Every wait has a limit, whatever has become of the database's host ([`pool`]); the wait for a connection counts:
 //!
 //! | what waits | limit |
 //! |---|---|
-//! | what a caller waits for: a campaign, a page of them, a change, a claim, a page of them, a settlement | [`INTERACTIVE`] |
-//! | a batch drained; a page of a load or of an export | [`BULK`] |
+//! | what a caller waits for: a campaign, a page of them, a change, a claim, a page of them, a claim transition | [`INTERACTIVE`] |
+//! | a batch relayed; a page of a load or of an export | [`BULK`] |
 //! | the sums and the gaps of a whole campaign; a salvage | [`WHOLE`] |
 //! | a look whether SQL answers, on a connection of its own | [`PING`] |
 //! | a new connection; an idle one looked at before it is used; rollback and return of a used one | [`CONNECT`], [`IDLE_PING`], 1 s |
@@ -43,18 +43,18 @@ pub use outbox_writer::{History, OutboxWriteError};
 pub use serving::ServedBy;
 pub use transition::Transitioned;
 
-/// Connections kept; the admin calls, look-ups and loads share them. The drain has as many of its own.
+/// Connections kept; the admin calls, look-ups and loads share them. The relay has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
 /// Callers that wait for SQL at once, unless told otherwise: see [`SqlStore::for_callers`].
 const CALLERS_MAX: usize = 1024;
 
-/// What a caller waits for. The edge gives core 2 s.
+/// The limit of calls that a caller waits for. The edge gives core 2 s.
 const INTERACTIVE: Duration = Duration::from_millis(1500);
-/// Thousands of rows: a batch drained, a page of a load or an export. They take some 300 ms.
+/// Thousands of rows: a batch relayed, a page of a load or an export. They take some 300 ms.
 const BULK: Duration = Duration::from_secs(15);
 /// All rows of a campaign in one statement, or a salvage. A million take about a second.
 const WHOLE: Duration = Duration::from_secs(60);
-/// A look whether SQL answers.
+/// A ping.
 const PING: Duration = Duration::from_secs(1);
 /// A new connection, or the wait for one that is free; a caller's own limit ends it before.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -63,19 +63,19 @@ const IDLE_PING: Duration = Duration::from_millis(500);
 const IDLE_TRUSTED: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(5);
-/// A large register gets a new index.
+/// A large database may get a new index.
 const MIGRATE: Duration = Duration::from_mins(30);
 
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
 
-/// Where the register is kept.
+/// The database, SQLite or PostgreSQL.
 #[derive(Clone)]
 pub struct SqlStore {
     pool: Pool,
     /// One connection for [`SqlStore::ping`], made when it is first needed.
     pings: Pool,
     url: Arc<str>,
-    /// Some for SQLite.
+    /// `Some` for SQLite.
     writer: Option<Writer>,
     unreadable: Arc<Unreadable>,
     /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
@@ -85,7 +85,7 @@ pub struct SqlStore {
 impl std::fmt::Debug for SqlStore {
     /// Without the address: it may hold a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Archive").field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("SqlStore").field("pool", &self.pool).finish_non_exhaustive()
     }
 }
 
@@ -96,18 +96,18 @@ pub enum SqlError {
     #[error("SQL is unavailable: {0}")]
     Sql(#[from] sqlx::Error),
     /// The schema could not be brought up to date.
-    #[error("migrating the register: {0}")]
+    #[error("migrating the database: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
     /// The schema is not up to date in time.
-    #[error("migrating the register took more than {} minutes", MIGRATE.as_secs() / 60)]
+    #[error("migrating the database took more than {} minutes", MIGRATE.as_secs() / 60)]
     MigrateLate,
     /// A row that this core cannot read.
-    #[error("the register holds what this version cannot read: {0}")]
+    #[error("the database holds what this version cannot read: {0}")]
     Unreadable(String),
 }
 
 impl SqlStore {
-    /// The register as it is, without bringing its schema up to date; connects when first asked.
+    /// The database as it is, without bringing its schema up to date; connects with the first call.
     ///
     /// # Errors
     /// When the address is none.
@@ -127,17 +127,17 @@ impl SqlStore {
         timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| SqlError::MigrateLate)??;
         migrating.close().await;
         let sql = Self::connect(url, url.starts_with("sqlite:").then(Writer::default))?;
-        // The first connection is made here: whoever asks next is in a hurry.
+        // The first connection is made here, so that the first caller does not wait for it.
         sqlx::query("SELECT 1").execute(&sql.pool.within(START)).await?;
         Ok(sql)
     }
 
-    /// Whether this is a SQLite file: then only this core can be at work on it, since it has locked the data folder.
+    /// Whether this is a SQLite file: then only this core can use it, since it has locked the data directory.
     pub fn is_sqlite(&self) -> bool {
         self.url.starts_with("sqlite:")
     }
 
-    /// The same register over connections of its own, made when they are needed. SQLite works on the thread that makes
+    /// The same database over connections of its own, made when they are needed. SQLite works on the thread that makes
     /// them, or on one like it.
     ///
     /// # Errors
@@ -174,7 +174,8 @@ impl SqlStore {
         })
     }
 
-    /// With so many callers at most that wait for SQL at once; further ones are refused at once. [`Self::open`] allows 1024.
+    /// The same store with at most `callers_max` callers waiting for SQL at once; further ones are refused at once.
+    /// [`Self::open`] allows 1024.
     #[must_use]
     pub fn for_callers(self, callers_max: usize) -> Self {
         Self { pool: self.pool.for_callers(callers_max), ..self }
@@ -182,7 +183,7 @@ impl SqlStore {
 
     /// Whether SQL answers, within 1 s, and which run of its server: another number tells that it was restarted, or that
     /// another server stands in its place. It has a connection of its own: however much the others have to do, and however
-    /// long they wait, it says how the database is.
+    /// long they wait, it shows the database's state.
     ///
     /// # Errors
     /// When SQL does not answer.
@@ -191,7 +192,7 @@ impl SqlStore {
         Ok(sqlx::query(statement).fetch_one(&self.pings).await?.try_get(0)?)
     }
 
-    /// Waits up to 5 s for what is under way, and closes.
+    /// Waits up to 5 s for statements in flight, and closes all connections.
     pub async fn close(&self) {
         tokio::join!(self.pool.close(CLOSE), self.pings.close(CLOSE));
     }
@@ -200,8 +201,8 @@ impl SqlStore {
 /// When PostgreSQL's server was started, in ms since 1970.
 const SERVER_RUN: &str = "SELECT CAST(EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 1000 AS BIGINT)";
 
-/// Limits that PostgreSQL keeps by itself when core, or the way to it, is gone: so that what nobody waits for any more keeps no
-/// campaign's row from others. Those that a server does not know are left out.
+/// Limits that PostgreSQL enforces when core, or the network to it, is gone: an abandoned transaction must not keep a
+/// campaign's row locked. Those that a server does not know are left out.
 const SERVER_LIMITS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
     ('statement_timeout', '60s'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '5s'), \
     ('client_connection_check_interval', '1s'), ('tcp_user_timeout', '10s'), ('tcp_keepalives_idle', '5'), \

@@ -1,4 +1,4 @@
-//! The outbox' entries written to SQL: by the drain, and, of a campaign that is closed, one by one.
+//! Writes outbox entries to SQL: in batches for the relay, and one by one for a suspended campaign.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
@@ -18,11 +18,11 @@ use crate::step;
 /// Why entries were not written.
 #[derive(Debug, thiserror::Error)]
 pub enum OutboxWriteError {
-    /// The register knows no such campaign.
-    #[error("the register has no such campaign")]
+    /// The database has no such campaign.
+    #[error("the database has no such campaign")]
     NoCampaign,
-    /// A constraint of the register's own refuses them: a second claim in one place, or one past its limit.
-    #[error("the register's own constraint refuses these claims: {0}")]
+    /// A constraint of the database refuses them: a second claim in one place, or one that exceeds its limit.
+    #[error("a constraint of the database refuses these claims: {0}")]
     Constraint(#[source] sqlx::Error),
     /// SQL did not answer; nothing was written.
     #[error(transparent)]
@@ -38,18 +38,18 @@ impl From<sqlx::Error> for OutboxWriteError {
     }
 }
 
-/// Where claims come from that are written one by one.
+/// The history of claims that are written one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum History {
-    /// The one that SQL holds the rest of: each was within its user's limits when it was decided, whatever these are now.
+    /// The history that SQL holds: each claim was within its user's limits when it was decided, whatever these are now.
     Same,
-    /// Perhaps another one, which may have given the same units to others.
+    /// Possibly another history, which may have granted the same units to others.
     Another,
 }
 
 impl SqlStore {
     /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
-    /// is stored as revoked: its Redis was lost, and its units may have been given anew.
+    /// is stored as revoked: its Redis was lost, and its units may have been granted again.
     pub async fn write_entries(
         &self,
         campaign: &CampaignId,
@@ -66,8 +66,8 @@ impl SqlStore {
         Ok(())
     }
 
-    /// Writes a closed campaign's entries one by one. What the register's own constraints refuse is stored as revoked:
-    /// it was granted by a Redis that had lost what SQL holds in its place. Returns how many were.
+    /// Writes a suspended campaign's entries one by one. A claim that the database's constraints refuse is stored as
+    /// revoked: it was granted by a Redis that had lost what SQL holds in its place. Returns the number of these.
     pub async fn salvage(
         &self,
         campaign: &CampaignId,
@@ -84,7 +84,7 @@ impl SqlStore {
         for row in newest(entries) {
             let id = row.event.claim_id(campaign).to_string();
             let taken_by_others = taken - standing(&mut transaction, &id).await?;
-            // Another history may have used the units up: SQL's own sums decide, not what this one believed.
+            // Another history may have used the units up: SQL's own sums decide, not the entry's counters.
             let stands = !exceeds_the_total(&row, taken_by_others)
                 && (history == History::Same
                     || !exceeds_a_users_limit(&mut transaction, campaign, &locked, &row, &id).await?)
@@ -100,7 +100,7 @@ impl SqlStore {
         Ok(revoked)
     }
 
-    /// Writes a row, unless a constraint of the register's own refuses it; whether it was written.
+    /// Writes a row, unless a constraint of the database refuses it; returns whether it was written.
     async fn try_insert(
         &self,
         transaction: &mut Transaction,
@@ -144,7 +144,7 @@ struct Locked {
     per_user_per_day: Option<u64>,
 }
 
-/// Holds the campaign's row until the transaction ends, and notes how far `entries` show it to have come.
+/// Locks the campaign's row until the transaction ends, and raises its high-water mark to what `entries` show.
 async fn lock_campaign(
     transaction: &mut Transaction,
     campaign: &CampaignId,
@@ -153,7 +153,7 @@ async fn lock_campaign(
     let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
     let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
     let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
-    // What an older epoch has counted says nothing about this one.
+    // The counters of an older epoch say nothing about this one.
     let row = sqlx::query(
         "UPDATE campaigns SET sequence = CASE WHEN epoch = $1 AND $2 > sequence THEN $2 ELSE sequence END, \
          events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 \

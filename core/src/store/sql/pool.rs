@@ -1,7 +1,7 @@
 //! Connections on which no statement waits without a limit.
 //!
-//! Whatever runs on a [`Pool`] or a [`Transaction`] has so long in all, the wait for a connection included. A connection
-//! that has not answered by then, or has broken, is thrown away: put back, it would keep the next caller waiting.
+//! Each call on a [`Pool`], and each [`Transaction`], has the pool's limit in all, the wait for a connection included. A
+//! connection that has not answered by then, or has broken, is dropped: put back, it would keep the next caller waiting.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 /// How long a rollback and the last look at a connection may take, before it is put back.
 const GIVE_BACK: Duration = Duration::from_secs(1);
 
-/// Connections, and how long whatever runs on one of them may take.
+/// Connections, and the time limit of a call on one of them.
 #[derive(Clone)]
 pub struct Pool {
     connections: AnyPool,
@@ -32,8 +32,8 @@ pub struct Pool {
     writer: Option<Writer>,
 }
 
-/// SQLite's one place for a writer. SQLite lets whoever looks at the right moment have it, which the drain nearly always
-/// does; here this process' transactions get it in turn.
+/// SQLite's one place for a writer. SQLite gives it to the transaction that polls at the right moment, which the relay
+/// nearly always does; here this process' transactions get it in turn.
 pub(super) type Writer = Arc<Mutex<()>>;
 
 impl fmt::Debug for Pool {
@@ -43,7 +43,7 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// At most `callers_max` callers at once, waiting or served; each has `limit` in all. Who comes beyond them is refused
+    /// At most `callers_max` callers at once, waiting or served; each has `limit` in all. A further caller is refused
     /// at once: while SQL does not answer, callers that need it must not take up all of core's places.
     pub(super) fn new(
         connections: AnyPool,
@@ -67,7 +67,7 @@ impl Pool {
 
     /// Waits until all connections are back, at most for `limit`, and closes them.
     pub(super) async fn close(&self, limit: Duration) {
-        // Out of time, they go with the process.
+        // When the limit is over, they end with the process.
         let _ = timeout(limit, self.connections.close()).await;
     }
 
@@ -110,7 +110,7 @@ impl Pool {
 
 /// A connection in use.
 pub struct Lease {
-    /// Some until dropped.
+    /// `Some` until dropped.
     connection: Option<PoolConnection<Any>>,
     deadline: Instant,
     /// Whether every statement so far has been answered: only then can the connection be used again.
@@ -126,7 +126,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// The connection for one statement. Whoever stops waiting for its answer leaves a connection that is not whole.
+    /// The connection for one statement. If the future is dropped before the answer, the connection cannot be used again.
     fn statement(&mut self) -> Result<(&mut sqlx::AnyConnection, Instant), Error> {
         let was_whole = std::mem::replace(&mut self.whole, false);
         match &mut self.connection {
@@ -157,7 +157,7 @@ impl Drop for Lease {
             return;
         };
         let in_transaction = self.in_transaction;
-        // Out of time, the connection is dropped, and with it what it has not committed.
+        // When the limit is over, the connection is dropped, and with it what it has not committed.
         runtime.spawn(timeout(GIVE_BACK, async move {
             if in_transaction && sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.is_err() {
                 drop(connection.detach());
@@ -175,7 +175,7 @@ fn late() -> Error {
 impl<'c> Executor<'c> for &'c mut Lease {
     type Database = Any;
 
-    /// What comes back is collected first: nobody else's slowness lasts as long as a statement.
+    /// All rows are collected before the stream yields the first: a slow consumer must not prolong the statement.
     fn fetch_many<'e, 'q: 'e, E>(
         self,
         query: E,
@@ -281,7 +281,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Makes it count. On an error it may have, or not.
+    /// Commits. After an error it is unknown whether the commit has happened.
     pub(super) async fn commit(mut self) -> Result<(), Error> {
         sqlx::raw_sql("COMMIT").execute(&mut self.lease).await?;
         self.lease.in_transaction = false;

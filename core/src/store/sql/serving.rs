@@ -6,14 +6,14 @@ use sqlx::{AssertSqlSafe, Row as _};
 
 use super::{SqlError, SqlStore};
 
-/// Which Redis serves a database, and since when nobody has said so.
+/// Which Redis serves a database, and how long ago a core last recorded that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedBy {
     /// The Redis' own id.
     pub store_id: String,
-    /// When a core last served with it, in ms since 1970 by the database's clock.
+    /// When a core last recorded that it serves with it, in ms since 1970 by the database's clock.
     pub served_at_ms: i64,
-    /// For how long no core has, by the same clock.
+    /// How long ago that was, by the same clock.
     pub silent_for: Duration,
 }
 
@@ -27,7 +27,7 @@ impl SqlStore {
         Ok(Some(ServedBy { store_id: row.try_get(0)?, served_at_ms, silent_for }))
     }
 
-    /// Records the first Redis; one that is there already stays.
+    /// Records the first Redis; one that is recorded already stays.
     pub async fn serve_first(&self, store_id: &str) -> Result<(), SqlError> {
         let statement = self.with_now(
             "INSERT INTO serving (one, store_id, served_at) VALUES (1, $1, {now}) ON CONFLICT (one) DO NOTHING",

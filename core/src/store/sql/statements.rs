@@ -19,7 +19,7 @@ pub const ROWS_SQLITE: &str = "json_each($1)";
 pub const ROWS_POSTGRES: &str = "jsonb_array_elements(CAST($1 AS JSONB))";
 
 statements! {
-    /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim brings neither, a
+    /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim has neither, a
     /// new decision brings both, and a `limit_at_decision` of none then means that there was none.
     WRITE = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
         claimed_at, expires_at, updated_at, limit_at_decision, cumulative_taken) \
@@ -93,8 +93,8 @@ mod tests {
     use super::*;
 
     /// All of core's sources, by file.
-    fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
-        for entry in fs::read_dir(folder).unwrap() {
+    fn sources(directory: &Path, found: &mut Vec<(String, String)>) {
+        for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 sources(&path, found);

@@ -1,5 +1,5 @@
-//! Claims confirmed or returned on a campaign that has left Redis: there SQL alone says how a claim stands, so it is settled here,
-//! under the campaign's row, by the rules of `lua/settle.lua`.
+//! Claim transitions on an evicted campaign: only SQL has its claims, so they are confirmed and returned here, under the
+//! lock of the campaign's row, by the rules of `lua/transition.lua`.
 
 use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
 
@@ -10,12 +10,12 @@ use crate::domain::campaign::Campaign;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::step;
 
-/// What became of a claim, or why nothing did.
+/// The result of a claim transition.
 #[derive(Debug)]
 pub enum Transitioned {
     /// The claim as it stands now, whether by this call or before.
     Stands(Claim),
-    /// As [`Self::Stands`], and the campaign, whose units or events are others now.
+    /// As [`Self::Stands`], and the campaign, whose units or events have changed.
     Changed(Claim, Campaign),
     /// There is no such claim.
     Unknown,
@@ -24,12 +24,12 @@ pub enum Transitioned {
 }
 
 impl SqlStore {
-    /// Confirms or returns the claim `id` at `now`, once, however often and by however many at once it is asked. A hold
-    /// that is due expires, whichever was asked. Touches nothing unless the campaign is archived at that moment: whoever
-    /// brings it back to Redis waits for this, or this sees that it is back.
+    /// Confirms or returns the claim `id` at `now`; idempotent, also under concurrent calls. A hold that is due expires
+    /// instead. Changes nothing unless the campaign is evicted at that moment: a core that loads it into Redis waits for
+    /// this transaction, or this transaction finds it loaded.
     ///
     /// # Errors
-    /// When SQL does not answer within 1.5 s; the claim may have been settled.
+    /// When SQL does not answer within 1.5 s; the transition may have been committed.
     pub async fn transition(
         &self,
         id: &ClaimId,
@@ -79,7 +79,7 @@ impl SqlStore {
     }
 }
 
-/// What the claim is to become; `None` when it stays as it is.
+/// The claim's new status; `None` when it stays as it is.
 fn next_status(claim: &Claim, transition: ClaimTransition, now: Timestamp) -> Option<ClaimStatus> {
     match (claim.status, transition) {
         (ClaimStatus::Held, _) if claim.expires_at.is_some_and(|due| now >= due) => {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
-/// Campaigns that the log has named as unreadable.
+/// Campaigns that have been logged as unreadable.
 #[derive(Debug, Default)]
 pub(super) struct Unreadable(Mutex<HashSet<String>>);
 
