@@ -27,9 +27,9 @@ const documents = files.filter((file) => file.endsWith(".md"));
 const texts = new Map(documents.map((file) => [file, read(file)]));
 const mistakes = [];
 
-function listFiles(folder) {
-  return readdirSync(folder, { withFileTypes: true }).flatMap((entry) => {
-    const file = path.join(folder, entry.name);
+function listFiles(directory) {
+  return readdirSync(directory, { withFileTypes: true }).flatMap((entry) => {
+    const file = path.join(directory, entry.name);
     if (entry.isDirectory()) return SKIPPED.has(entry.name) ? [] : listFiles(file);
     return [file];
   });
@@ -40,7 +40,7 @@ function read(file) {
 }
 
 function readAll(under, ending) {
-  return files.filter((file) => under.some((folder) => file === folder || file.startsWith(`${folder}/`)))
+  return files.filter((file) => under.some((directory) => file === directory || file.startsWith(`${directory}/`)))
     .filter((file) => file.endsWith(ending)).map(read).join("\n");
 }
 
@@ -241,10 +241,10 @@ function testBinaries() {
   const found = new Map();
   for (const [, name, file] of read("tests/Cargo.toml").matchAll(/\[\[test\]\]\s+name = "([^"]+)"\s+path = "([^"]+)"/g)) {
     const main = path.join("tests", file);
-    const folder = path.basename(main) === "main.rs" ? path.dirname(main) : main.replace(/\.rs$/, "");
+    const directory = path.basename(main) === "main.rs" ? path.dirname(main) : main.replace(/\.rs$/, "");
     const full = [];
-    for (const source of files.filter((one) => one === main || (one.startsWith(`${folder}/`) && one.endsWith(".rs")))) {
-      const inside = path.relative(folder, source).replace(/\.rs$/, "").replace(/\/mod$/, "").replaceAll("/", "::");
+    for (const source of files.filter((one) => one === main || (one.startsWith(`${directory}/`) && one.endsWith(".rs")))) {
+      const inside = path.relative(directory, source).replace(/\.rs$/, "").replace(/\/mod$/, "").replaceAll("/", "::");
       const before = source === main ? "" : `${inside}::`;
       for (const [, fn] of read(source).matchAll(/\bfn (\w+)/g)) full.push(`${before}${fn}`);
     }
@@ -288,7 +288,7 @@ function checkTestName(file, number, code) {
 
 const quoted = (source, pattern) => new Set([...source.matchAll(pattern)].map(([, name]) => name));
 const metricNames = quoted(read("core/src/metrics.rs"), /"(claimgate_\w+)"/g);
-const variableNames = quoted(VARIABLE_SOURCES.map((folder) => readAll([folder], "")).join("\n"), /\b(CLAIMGATE_[A-Z0-9_]+)\b/g);
+const variableNames = quoted(VARIABLE_SOURCES.map((directory) => readAll([directory], "")).join("\n"), /\b(CLAIMGATE_[A-Z0-9_]+)\b/g);
 const configured = quoted(read("core/src/config.rs"), /"(CLAIMGATE_[A-Z0-9_]+)"/g);
 const problemCodes = quoted(read("shared/src/problem.rs"), /^\s*\w+ = "([a-z_]+)", \d{3}/gm);
 

@@ -21,6 +21,7 @@ luacheck --quiet lua lab/src/strategies bench/src
 
 say documents
 scripts/check-docs.mjs
+scripts/check-words.sh
 
 say clippy
 cargo clippy --workspace --all-targets -- -D warnings

@@ -36,7 +36,7 @@ pub struct Limits {
     pub per_user_per_day: Option<u64>,
 }
 
-/// What is promised about claims that were acknowledged.
+/// What is guaranteed about claims that were acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Promise {
     /// Each is there, as it was acknowledged.

@@ -13,7 +13,7 @@ use claimgate_core::engine::batcher::{BatcherError, Decision};
 use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::engine::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
-use claimgate_core::store::redis::scripts::Counters;
+use claimgate_core::store::redis::replies::Counters;
 use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};

@@ -8,8 +8,8 @@ defect ack_before_commit core/src/jobs/outbox_relay.rs \
             let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);'
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     '        self.relay_suspended(handle).await?;
-        // Of an older epoch' \
-    '        // Of an older epoch'
+        // Keys of an older epoch' \
+    '        // Keys of an older epoch'
 defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 

@@ -174,7 +174,7 @@ mod tests {
         fn a_moved_claim_carries_its_user(record in any_record()) {
             let moved = [written(&record), b"alice".to_vec()].concat();
             prop_assert_eq!(moved_claim(&moved), Some(("alice".parse().unwrap(), record)));
-            prop_assert_eq!(moved_claim(&moved[..ClaimRecord::BYTES]), None, "nobody's claim");
+            prop_assert_eq!(moved_claim(&moved[..ClaimRecord::BYTES]), None, "a claim without its user");
         }
     }
 

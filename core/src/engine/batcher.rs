@@ -20,7 +20,7 @@ use crate::config::BATCH_MAX;
 use crate::domain::claim_record::ClaimRecord;
 use crate::metrics;
 use crate::store::redis::RedisStoreError;
-use crate::store::redis::scripts::{Decided, Verdict};
+use crate::store::redis::replies::{Decided, Verdict};
 
 /// Claims of one campaign in flight at once: while Redis works on one full batch the next is already sent. Another
 /// campaign's claim waits behind these two batches, and no more.

@@ -13,7 +13,7 @@ use super::{Engine, EngineError};
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::CampaignPatch;
 use crate::store::redis::keys::Keys;
-use crate::store::redis::scripts::Counters;
+use crate::store::redis::replies::Counters;
 use crate::store::sql::{Change, Changed};
 
 /// A campaign with its live counters.

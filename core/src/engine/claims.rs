@@ -12,7 +12,7 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::RedisStoreError;
-use crate::store::redis::scripts::{Counters, Malformed};
+use crate::store::redis::replies::{Counters, Malformed};
 use crate::store::sql::{ClaimCursor, ClaimPage, Transitioned};
 
 impl Engine {

@@ -7,7 +7,7 @@ use claimgate_shared::{ClaimRequest, ClaimStatus, Denial, Outcome};
 use super::batcher::Decision;
 use crate::clock;
 use crate::domain::campaign::{Campaign, Evicted};
-use crate::store::redis::scripts::Counters;
+use crate::store::redis::replies::Counters;
 use crate::store::sql::{SqlError, SqlStore};
 
 /// Decides a claim on an evicted campaign: a replay, or the denial that it is over.

@@ -12,7 +12,7 @@ use crate::clock;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::HoldState;
 use crate::store::redis::outbox::OutboxState;
-use crate::store::redis::scripts::Counters;
+use crate::store::redis::replies::Counters;
 use crate::store::sql::Totals;
 
 /// The most ranges of missing sequences that are listed.

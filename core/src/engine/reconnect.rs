@@ -8,7 +8,7 @@ use super::sync::{CampaignSync, SyncError};
 use crate::clock;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::calls::{CampaignCall, SetRules};
-use crate::store::redis::scripts::Ready;
+use crate::store::redis::replies::Ready;
 use crate::store::redis::{RedisStoreError, Session};
 
 impl CampaignSync {

@@ -24,7 +24,7 @@ use crate::domain::not_ready::NotReadyReason;
 use crate::metrics;
 use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
-use crate::store::redis::scripts::Suspended;
+use crate::store::redis::replies::Suspended;
 use crate::store::redis::{ClaimScan, RedisStoreError};
 use crate::store::sql::{History, OutboxWriteError, SqlError};
 

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use super::handle::CampaignHandle;
 use super::sync::{CampaignSync, SyncError};
 use crate::domain::counters::Epoch;
-use crate::store::redis::scripts::SoldOutReply;
+use crate::store::redis::replies::SoldOutReply;
 
 /// How stale the cached state may be.
 const HEARD_MAX: Duration = Duration::from_millis(100);

@@ -1,1 +1,130 @@
+//! Calls on a campaign in Redis. What a call tells is recorded in the campaign's handle; what precedes it on a new connection
+//! is in `reconnect`.
 
+use std::sync::Arc;
+
+use claimgate_shared::ClaimId;
+
+use super::handle::CampaignHandle;
+use crate::clock;
+use crate::domain::campaign::Campaign;
+use crate::domain::claim_record::ClaimRecord;
+use crate::domain::claim_transition::ClaimTransition;
+use crate::domain::high_water_mark::HighWaterMark;
+use crate::domain::not_ready::NotReadyReason;
+use crate::store::redis::calls::{Claim, Read, SetRules, SoldOut, Transition};
+use crate::store::redis::replies::{Counters, Decided, SoldOutReply};
+use crate::store::redis::{RedisStore, RedisStoreError};
+use crate::store::sql::{SqlError, SqlStore};
+
+/// Why a call on a campaign gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SyncError {
+    /// Redis gave none.
+    #[error(transparent)]
+    Redis(#[from] RedisStoreError),
+    /// The campaign was not synchronised with this connection yet, and SQL does not answer.
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+}
+
+impl SyncError {
+    /// The campaign is not ready, for this reason.
+    pub fn not_ready(reason: NotReadyReason) -> Self {
+        Self::Redis(RedisStoreError::NotReady(reason))
+    }
+
+    /// Why the campaign is not ready, where that is the error.
+    pub fn not_ready_reason(&self) -> Option<NotReadyReason> {
+        match self {
+            Self::Redis(RedisStoreError::NotReady(reason)) => Some(*reason),
+            _ => None,
+        }
+    }
+}
+
+/// Both stores, and what a call to Redis asks of SQL.
+#[derive(Debug)]
+pub struct CampaignSync {
+    /// Where claims are decided.
+    pub redis: Arc<RedisStore>,
+    /// Where they are registered.
+    pub sql: SqlStore,
+}
+
+impl CampaignSync {
+    /// Expires all holds that are due. The script does so before each claim; this is for campaigns at rest.
+    ///
+    /// # Errors
+    /// As [`Self::claim`].
+    pub async fn sweep(&self, handle: &CampaignHandle) -> Result<(), SyncError> {
+        while self.claim(handle, &[]).await?.more_due {}
+        Ok(())
+    }
+
+    /// Expires holds that are due, then decides these claims and quantities, all of one campaign, in one call.
+    ///
+    /// # Errors
+    /// When nothing was decided, or the reply was lost: the same claims may be sent again.
+    pub async fn claim(
+        &self,
+        handle: &CampaignHandle,
+        wanted: &[(&ClaimId, u32)],
+    ) -> Result<Decided, SyncError> {
+        let campaign = handle.campaign();
+        let call = Claim { zone: &campaign.zone, wanted, outbox_max: self.redis.outbox_max() };
+        let decided = self.call(handle, &call).await?;
+        handle.observe(decided.high_water_mark());
+        handle.record_decision();
+        if let Some(left) = decided.hold_due_in() {
+            handle.hold_due_in(left);
+        }
+        Ok(decided)
+    }
+
+    /// Confirms or returns the claim `id`; `None` when there is none.
+    ///
+    /// # Errors
+    /// As [`Self::claim`].
+    pub async fn transition(
+        &self,
+        handle: &CampaignHandle,
+        id: &ClaimId,
+        transition: ClaimTransition,
+    ) -> Result<Option<ClaimRecord>, SyncError> {
+        let done = self.call(handle, &Transition { id, transition }).await?;
+        Ok(done.map(|(record, events)| {
+            handle.observe(HighWaterMark { sequence: record.sequence, events });
+            record
+        }))
+    }
+
+    /// The campaign's counters, and the claim `id` as it stands.
+    ///
+    /// # Errors
+    /// When they cannot be had, or do not count.
+    pub async fn read(
+        &self,
+        handle: &CampaignHandle,
+        id: Option<&ClaimId>,
+    ) -> Result<(Counters, Option<ClaimRecord>), SyncError> {
+        self.call(handle, &Read { id }).await
+    }
+
+    /// Puts the rules of `campaign` into force, unless Redis holds newer ones.
+    ///
+    /// # Errors
+    /// When they may not be in force.
+    pub async fn set_rules(&self, handle: &CampaignHandle, campaign: &Campaign) -> Result<(), SyncError> {
+        self.call(handle, &SetRules { campaign, now: clock::now() }).await
+    }
+
+    /// That nothing is left of the campaign, and for how long that is certain; `None` when there is, or when another rule
+    /// refuses first.
+    ///
+    /// # Errors
+    /// When Redis does not say.
+    pub async fn sold_out(&self, handle: &CampaignHandle) -> Result<Option<SoldOutReply>, SyncError> {
+        self.call(handle, &SoldOut).await
+    }
+}

@@ -4,9 +4,10 @@ use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{ClaimId, Timestamp};
 use redis::{Script, ScriptInvocation, Value};
 
-use super::scripts::{self, Counters, Decided, Malformed, Ready, SoldOutReply};
+use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply};
+use super::scripts;
 use crate::domain::campaign::Campaign;
-use crate::domain::claim_record::ClaimRecord;
+use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::utc_offsets::TimeZone;
 
@@ -56,13 +57,13 @@ impl CampaignCall for Claim<'_> {
     fn arguments(&self, call: &mut ScriptInvocation<'_>) {
         let mut claims = Vec::with_capacity(self.wanted.len() * CLAIM_BYTES);
         for (id, quantity) in self.wanted {
-            scripts::put_claim(&mut claims, id, *quantity);
+            put_claim(&mut claims, id, *quantity);
         }
         call.arg(self.outbox_max).arg(claims);
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<Decided>, Malformed> {
-        scripts::decided(reply, self.zone, self.wanted.iter().map(|(_, quantity)| *quantity))
+        replies::decided(reply, self.zone, self.wanted.iter().map(|(_, quantity)| *quantity))
     }
 }
 
@@ -89,7 +90,7 @@ impl CampaignCall for Transition<'_> {
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
-        scripts::transitioned(reply)
+        replies::transitioned(reply)
     }
 }
 
@@ -115,7 +116,7 @@ impl CampaignCall for Read<'_> {
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
-        scripts::read(reply)
+        replies::read(reply)
     }
 }
 
@@ -142,7 +143,7 @@ impl CampaignCall for SetRules<'_> {
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<()>, Malformed> {
-        Ok(scripts::word(reply, &["changed", "newer"])?.map(drop))
+        Ok(replies::word(reply, &["changed", "newer"])?.map(drop))
     }
 }
 
@@ -162,7 +163,7 @@ impl CampaignCall for SoldOut {
     fn arguments(&self, _: &mut ScriptInvocation<'_>) {}
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
-        scripts::sold_out(reply)
+        replies::sold_out(reply)
     }
 }
 
@@ -193,4 +194,14 @@ pub(super) fn rule_fields(call: &mut ScriptInvocation<'_>, campaign: &Campaign, 
         call.arg(field).arg(value);
     }
     call.arg("days").arg(utc_offsets.packed);
+}
+
+/// Appends a claim to the list that `claim.lua` takes.
+fn put_claim(into: &mut Vec<u8>, id: &ClaimId, quantity: u32) {
+    let user = id.user.as_str().as_bytes();
+    // An id has at most 64 bytes.
+    put_be(into, user.len() as u64, 1);
+    into.extend_from_slice(user);
+    into.extend_from_slice(&id.digest);
+    into.extend_from_slice(&quantity.to_be_bytes());
 }

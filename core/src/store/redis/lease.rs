@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::scripts::LeaseReply;
+use super::replies::LeaseReply;
 use super::{RedisStore, RedisStoreError, keys};
 
 const RETRY_MIN: Duration = Duration::from_millis(10);

@@ -9,9 +9,9 @@ use redis::ScriptInvocation;
 use super::calls::rule_fields;
 use super::connection::Session;
 use super::keys::Keys;
-use super::scripts;
-use super::scripts::Suspended;
+use super::replies::Suspended;
 use super::{HashEntry, RedisStore, RedisStoreError, call_on};
+use super::{replies, scripts};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::high_water_mark::HighWaterMark;
@@ -150,7 +150,7 @@ impl<'a> Loader<'a> {
             _ => "redis:load.open",
         };
         let reply = self.store.run_on(&mut self.session, name, &call).await?;
-        match scripts::word(reply, &["done", "late"]).map_err(RedisStoreError::from)? {
+        match replies::word(reply, &["done", "late"]).map_err(RedisStoreError::from)? {
             Ok(0) => Ok(()),
             Ok(_) => Err(LoadError::Late),
             Err(why) => Err(RedisStoreError::NotReady(why).into()),
@@ -190,7 +190,7 @@ impl RedisStore {
         let mut call = call_on(&scripts::SUSPEND, keys);
         call.arg(scripts::LAYOUT).arg(register_id).arg(token);
         let reply = self.run("redis:suspend", &call).await?;
-        match scripts::suspended(reply).map_err(RedisStoreError::from)? {
+        match replies::suspended(reply).map_err(RedisStoreError::from)? {
             Ok(suspended) => suspended.ok_or(LoadError::Late),
             Err(why) => Err(RedisStoreError::NotReady(why).into()),
         }
@@ -200,6 +200,6 @@ impl RedisStore {
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
         let mut call = call_on(&scripts::DROP, keys);
         call.arg(token);
-        Ok(scripts::count(&self.run("redis:drop_keys", &call).await?)? == 1)
+        Ok(replies::count(&self.run("redis:drop_keys", &call).await?)? == 1)
     }
 }

@@ -7,6 +7,7 @@ pub mod lease;
 pub mod loader;
 pub mod managed;
 pub mod outbox;
+pub mod replies;
 pub mod scripts;
 pub mod survey;
 
@@ -19,7 +20,7 @@ use self::calls::CampaignCall;
 use self::connection::Connection;
 pub use self::connection::Session;
 use self::keys::Keys;
-use self::scripts::{LeaseReply, Malformed, Ready};
+use self::replies::{LeaseReply, Malformed, Ready};
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
 use crate::domain::counters::{Epoch, Generation};
@@ -165,7 +166,7 @@ impl RedisStore {
             "release" => "redis:lease.release",
             _ => "redis:lease.renew",
         };
-        Ok(scripts::lease(self.run(name, &call).await?)?)
+        Ok(replies::lease(self.run(name, &call).await?)?)
     }
 
     /// The most events the outbox may hold before new claims are refused.

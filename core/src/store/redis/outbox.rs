@@ -12,8 +12,8 @@ use redis::{AsyncCommands as _, Value};
 
 use super::connection::RESPONSE_TIMEOUT;
 use super::keys::{Keys, RELAY_GROUP};
-use super::scripts;
 use super::{RedisStore, RedisStoreError};
+use super::{replies, scripts};
 use crate::domain::claim_record::{ClaimRecord, timestamp};
 use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
@@ -174,7 +174,7 @@ impl RedisStore {
         for entry in entries {
             call.arg(&entry.id).arg(entry.events.len());
         }
-        Ok(scripts::count(&self.run("redis:ack", &call).await?)?)
+        Ok(replies::count(&self.run("redis:ack", &call).await?)?)
     }
 
     /// Moves a malformed entry to the dead letters; `false` when it was gone: then it is only removed from the entries
@@ -182,7 +182,7 @@ impl RedisStore {
     pub async fn dead_letter(&self, keys: &Keys, id: &str) -> Result<bool, RedisStoreError> {
         let mut call = scripts::DEAD_LETTER.prepare_invoke();
         call.key(&keys.outbox).key(&keys.dead_letters).arg(id);
-        Ok(scripts::count(&self.run("redis:dead_letter", &call).await?)? == 1)
+        Ok(replies::count(&self.run("redis:dead_letter", &call).await?)? == 1)
     }
 
     /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all

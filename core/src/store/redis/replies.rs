@@ -1,0 +1,484 @@
+//! The scripts' replies as types. What a reply's numbers mean is written at the head of each script.
+
+use std::time::Duration;
+
+use claimgate_shared::{Denial, Timestamp};
+use redis::Value;
+
+use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, timestamp};
+use crate::domain::counters::Epoch;
+use crate::domain::high_water_mark::HighWaterMark;
+use crate::domain::not_ready::NotReadyReason;
+use crate::domain::utc_offsets::TimeZone;
+
+/// A reply that no script of this version gives: core and script do not match.
+#[derive(Debug, thiserror::Error)]
+#[error("unexpected reply of a script: {0}")]
+pub struct Malformed(String);
+
+impl Malformed {
+    /// An error that names what was read instead.
+    pub fn new(found: String) -> Self {
+        Self(found)
+    }
+}
+
+/// The script's verdict on one claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Granted, or held until `expires_at`.
+    Granted {
+        /// The claim's place.
+        sequence: u64,
+        /// Until when it is held; `None` when granted at once.
+        expires_at: Option<Timestamp>,
+        /// Units taken of the campaign, this claim included.
+        taken: u64,
+    },
+    /// Decided before: a retry.
+    Replayed {
+        /// The claim as it stands.
+        claim: ClaimRecord,
+        /// Units taken of the campaign.
+        taken: u64,
+    },
+    /// Refused by a rule; nothing was changed.
+    Denied(Denial),
+    /// More holds are due than one call gives back: send the claim again.
+    RetryAfterSweep,
+    /// The outbox is full; nothing was changed.
+    OutboxFull,
+}
+
+/// The reply to a batch of claims.
+#[derive(Debug)]
+pub struct Decided {
+    /// Redis' clock at the decision.
+    pub now: Timestamp,
+    /// The version by which it was decided.
+    pub version: u64,
+    /// The campaign's event count, these included.
+    pub events: u64,
+    /// The total by which it was decided; `None` when unlimited.
+    pub total: Option<u32>,
+    /// Whether more holds are due than one call gives back.
+    pub more_due: bool,
+    /// One verdict per claim, in their order.
+    pub verdicts: Vec<Verdict>,
+}
+
+impl Decided {
+    /// The number of claims that were denied because nothing is left.
+    pub fn sold_out_denials(&self) -> u64 {
+        let nothing =
+            |verdict: &&Verdict| matches!(verdict, Verdict::Denied(Denial::SoldOut { remaining: 0 }));
+        self.verdicts.iter().filter(nothing).count() as u64
+    }
+
+    /// How long until the first hold falls due of which this call tells; zero when more are due than it gave back.
+    pub fn hold_due_in(&self) -> Option<Duration> {
+        if self.more_due {
+            return Some(Duration::ZERO);
+        }
+        let expiries = self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Granted { expires_at, .. } => *expires_at,
+            _ => None,
+        });
+        let first_ms = expiries.map(Timestamp::as_ms).min()?;
+        Some(Duration::from_millis(u64::try_from(first_ms - self.now.as_ms()).unwrap_or(0)))
+    }
+
+    /// How far the campaign has come.
+    pub fn high_water_mark(&self) -> HighWaterMark {
+        let sequences = self.verdicts.iter().filter_map(|verdict| match verdict {
+            Verdict::Granted { sequence, .. } => Some(*sequence),
+            Verdict::Replayed { claim, .. } => Some(claim.sequence),
+            _ => None,
+        });
+        HighWaterMark { sequence: sequences.max().unwrap_or(0), events: self.events }
+    }
+}
+
+/// A script's reply: `Err` is why the campaign's counters do not count.
+pub type Ready<T> = Result<T, NotReadyReason>;
+
+/// The parts of a reply, taken one after another.
+struct Parts(std::vec::IntoIter<Value>);
+
+impl Parts {
+    fn of(value: Value) -> Result<Self, Malformed> {
+        match value {
+            Value::Array(items) => Ok(Self(items.into_iter())),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn next(&mut self) -> Result<Value, Malformed> {
+        self.0.next().ok_or_else(|| Malformed("too short".to_owned()))
+    }
+
+    fn int(&mut self) -> Result<i64, Malformed> {
+        match self.next()? {
+            Value::Int(number) => Ok(number),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn number<T: TryFrom<i64>>(&mut self) -> Result<T, Malformed> {
+        let number = self.int()?;
+        T::try_from(number).map_err(|_| Malformed(format!("number {number}")))
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
+        match self.next()? {
+            Value::BulkString(bytes) => Ok(bytes),
+            other => Err(malformed(&other)),
+        }
+    }
+
+    fn text(&mut self) -> Result<String, Malformed> {
+        String::from_utf8(self.bytes()?).map_err(|error| Malformed(error.to_string()))
+    }
+
+    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
+        let ms = self.int()?;
+        Timestamp::from_ms(ms).map_err(|_| Malformed(format!("time {ms}")))
+    }
+
+    fn optional_timestamp(&mut self) -> Result<Option<Timestamp>, Malformed> {
+        Ok(optional_timestamp(self.number()?))
+    }
+
+    fn reason(&mut self) -> Result<NotReadyReason, Malformed> {
+        let word = self.text()?;
+        NotReadyReason::of_script(&word).ok_or(Malformed(word))
+    }
+
+    /// The reply's first word: `Ok` past the one expected, `Err` with the reason behind `not_ready`.
+    fn expect(&mut self, word: &str) -> Result<Ready<()>, Malformed> {
+        match self.text()?.as_str() {
+            "not_ready" => Ok(Err(self.reason()?)),
+            first if first == word => Ok(Ok(())),
+            other => Err(Malformed(other.to_owned())),
+        }
+    }
+}
+
+fn malformed(value: &Value) -> Malformed {
+    Malformed(format!("{value:?}"))
+}
+
+/// Reads the reply of `claim.lua`, given the quantities that the claims asked for, in their order.
+pub fn decided(
+    reply: Value,
+    zone: &TimeZone,
+    quantities: impl Iterator<Item = u32>,
+) -> Result<Ready<Decided>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("decided")? {
+        return Ok(Err(why));
+    }
+    let (now, version) = (parts.timestamp()?, parts.number()?);
+    let events = parts.number()?;
+    let total = u32::try_from(parts.int()?).ok();
+    let more_due = parts.int()? == 1;
+    let mut answers = Answers {
+        sequence: parts.number()?,
+        taken: parts.number()?,
+        expires_at: parts.optional_timestamp()?,
+        zone,
+        bytes: &parts.bytes()?,
+    };
+    let verdicts = quantities.map(|quantity| answers.next(quantity)).collect::<Result<_, _>>()?;
+    if !answers.bytes.is_empty() {
+        return Err(Malformed("more answers than claims".to_owned()));
+    }
+    Ok(Ok(Decided { now, version, events, total, more_due, verdicts }))
+}
+
+/// The packed answers of `claim.lua`, taken one after another, and what the next of them goes on from.
+struct Answers<'a> {
+    sequence: u64,
+    taken: u64,
+    expires_at: Option<Timestamp>,
+    zone: &'a TimeZone,
+    bytes: &'a [u8],
+}
+
+impl Answers<'_> {
+    /// The answer to the next claim, which asked for `quantity`.
+    fn next(&mut self, quantity: u32) -> Result<Verdict, Malformed> {
+        let denial = match self.number(1)? {
+            1 => {
+                self.sequence += 1;
+                self.taken += u64::from(quantity);
+                let (sequence, expires_at, taken) = (self.sequence, self.expires_at, self.taken);
+                return Ok(Verdict::Granted { sequence, expires_at, taken });
+            }
+            2 => {
+                let record = ClaimRecord::read(self.take(ClaimRecord::BYTES)?);
+                let claim = record.ok_or_else(|| Malformed("record".to_owned()))?;
+                return Ok(Verdict::Replayed { claim, taken: self.taken });
+            }
+            3 => Denial::IdempotencyKeyReused,
+            4 => Denial::Paused,
+            5 => Denial::Ended { ends_at: None },
+            6 => Denial::NotStarted { starts_at: self.timestamp()? },
+            7 => Denial::Ended { ends_at: Some(self.timestamp()?) },
+            8 => Denial::QuantityOutOfRange { per_claim: self.units()? },
+            9 => {
+                let (remaining, day) = (self.units()?, self.number(3)?);
+                let resets_at = self.zone.day_end(i64::try_from(day).unwrap_or(i64::MAX));
+                Denial::UserDailyLimitReached { remaining, resets_at }
+            }
+            10 => Denial::UserLimitReached { remaining: self.units()? },
+            11 => Denial::SoldOut { remaining: self.units()? },
+            12 => return Ok(Verdict::RetryAfterSweep),
+            13 => return Ok(Verdict::OutboxFull),
+            other => return Err(Malformed(format!("answer {other}"))),
+        };
+        Ok(Verdict::Denied(denial))
+    }
+
+    fn take(&mut self, length: usize) -> Result<&[u8], Malformed> {
+        let (taken, rest) =
+            self.bytes.split_at_checked(length).ok_or_else(|| Malformed("answers cut short".to_owned()))?;
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn number(&mut self, width: usize) -> Result<u64, Malformed> {
+        self.take(width).map(be_int)
+    }
+
+    /// Units left or allowed; more than 32 bits only where a limit is none.
+    fn units(&mut self) -> Result<u32, Malformed> {
+        Ok(u32::try_from(self.number(5)?).unwrap_or(u32::MAX))
+    }
+
+    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
+        let ms = self.number(6)?;
+        timestamp(ms).ok_or_else(|| Malformed(format!("time {ms}")))
+    }
+}
+
+/// A campaign's counters as they stand in Redis.
+#[derive(Debug, Clone, Copy)]
+pub struct Counters {
+    /// Redis' clock.
+    pub now: Timestamp,
+    /// The version Redis decides by.
+    pub version: u64,
+    /// Units taken.
+    pub taken: u64,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Events in the outbox.
+    pub backlog: u64,
+    /// The campaign's event count.
+    pub events: u64,
+}
+
+/// Reads the reply of `read.lua`.
+pub fn read(reply: Value) -> Result<Ready<(Counters, Option<ClaimRecord>)>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("found")? {
+        return Ok(Err(why));
+    }
+    let counters = Counters {
+        now: parts.timestamp()?,
+        version: parts.number()?,
+        taken: parts.number()?,
+        sequence: parts.number()?,
+        backlog: parts.number()?,
+        events: parts.number()?,
+    };
+    let record = match parts.0.next() {
+        Some(Value::BulkString(bytes)) => {
+            Some(ClaimRecord::read(&bytes).ok_or_else(|| Malformed("record".to_owned()))?)
+        }
+        _ => None,
+    };
+    Ok(Ok((counters, record)))
+}
+
+/// That nothing is left of a campaign.
+#[derive(Debug, Clone, Copy)]
+pub struct SoldOutReply {
+    /// The campaign's version.
+    pub version: u64,
+    /// The last sequence given: a further one means a further claim.
+    pub sequence: u64,
+    /// The most a user without claims may ask for before another limit refuses.
+    pub most: u64,
+    /// Until a hold falls due or the window ends, 1 s at most: by then Redis has to be asked again.
+    pub valid_for: Duration,
+}
+
+/// Reads the reply of `sold_out.lua`.
+pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        "open" => Ok(Ok(None)),
+        "sold_out" => Ok(Ok(Some(SoldOutReply {
+            version: parts.number()?,
+            sequence: parts.number()?,
+            most: parts.number()?,
+            valid_for: Duration::from_millis(parts.number()?),
+        }))),
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// Reads the reply of `transition.lua`: the claim, and the campaign's event count; `None` when there is no such
+/// claim.
+pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        "unknown" => Ok(Ok(None)),
+        "transitioned" => {
+            let record = ClaimRecord::read(&parts.bytes()?).ok_or_else(|| Malformed("record".to_owned()))?;
+            Ok(Ok(Some((record, parts.number()?))))
+        }
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// What Redis holds of a campaign that it has just suspended.
+#[derive(Debug, Clone, Copy)]
+pub struct Suspended {
+    /// The epoch of its keys; 0 when there were none.
+    pub epoch: Epoch,
+    /// Its high-water mark.
+    pub high_water_mark: HighWaterMark,
+    /// Units taken.
+    pub taken: u64,
+    /// The sum of all its claims' revisions; `None` when not all of its users and claims are there.
+    pub revisions: Option<u64>,
+}
+
+/// Reads the reply of `suspend.lua`; `None` when a higher token was there before.
+pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        "late" => Ok(Ok(None)),
+        "suspended" => Ok(Ok(Some(Suspended {
+            epoch: Epoch::new(parts.number()?),
+            high_water_mark: HighWaterMark { sequence: parts.number()?, events: parts.number()? },
+            taken: parts.number()?,
+            revisions: u64::try_from(parts.int()?).ok(),
+        }))),
+        other => Err(Malformed(other.to_owned())),
+    }
+}
+
+/// The reply of `lease.lua`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseReply {
+    /// Acquired, with its fencing token.
+    Held(u64),
+    /// Another holder has it.
+    Taken,
+    /// Renewed, or released.
+    Done,
+    /// Not this holder's any more.
+    Lost,
+}
+
+/// Reads the reply of `lease.lua`.
+pub fn lease(reply: Value) -> Result<LeaseReply, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    Ok(match parts.text()?.as_str() {
+        "held" => LeaseReply::Held(parts.number()?),
+        "taken" => LeaseReply::Taken,
+        "renewed" | "released" => LeaseReply::Done,
+        "lost" => LeaseReply::Lost,
+        other => return Err(Malformed(other.to_owned())),
+    })
+}
+
+/// Reads a reply that is a number and nothing else.
+pub fn count(reply: &Value) -> Result<u64, Malformed> {
+    match reply {
+        Value::Int(number) => Ok(u64::try_from(*number).unwrap_or(0)),
+        other => Err(malformed(other)),
+    }
+}
+
+/// Reads a reply that is one word out of `words`, as its place among them.
+pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    match parts.text()?.as_str() {
+        "not_ready" => Ok(Err(parts.reason()?)),
+        first => {
+            words.iter().position(|word| *word == first).map(Ok).ok_or_else(|| Malformed(first.to_owned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    /// A reply of `claim.lua` with these packed answers: 5 sequences given and 40 units taken before.
+    fn reply(answers: &[u8]) -> Value {
+        let numbers = [1_700_000_000_000, 3, 17, 100, 0, 5, 40, 0].map(Value::Int);
+        let answers = Value::BulkString(answers.to_vec());
+        Value::Array([vec![text("decided")], numbers.to_vec(), vec![answers]].concat())
+    }
+
+    fn verdicts(answers: &[u8], quantities: &[u32]) -> Result<Vec<Verdict>, Malformed> {
+        let decided = decided(reply(answers), &TimeZone::default(), quantities.iter().copied())?;
+        Ok(decided.expect("ready").verdicts)
+    }
+
+    #[test]
+    fn each_grant_goes_on_from_the_one_before() {
+        let granted = |sequence, taken| Verdict::Granted { sequence, expires_at: None, taken };
+        assert_eq!(verdicts(&[1, 1], &[2, 3]).unwrap(), [granted(6, 42), granted(7, 45)]);
+        let decided = decided(reply(&[1, 1]), &TimeZone::default(), [2, 3].into_iter()).unwrap().unwrap();
+        assert_eq!((decided.version, decided.events, decided.total), (3, 17, Some(100)));
+        assert_eq!(decided.high_water_mark(), HighWaterMark { sequence: 7, events: 17 });
+    }
+
+    #[test]
+    fn each_denial_tells_its_own_number() {
+        let answers = [&[4][..], &[10, 0, 0, 0, 0, 1], &[11, 0, 0, 0, 0, 0], &[12], &[13]].concat();
+        assert_eq!(
+            verdicts(&answers, &[1; 5]).unwrap(),
+            [
+                Verdict::Denied(Denial::Paused),
+                Verdict::Denied(Denial::UserLimitReached { remaining: 1 }),
+                Verdict::Denied(Denial::SoldOut { remaining: 0 }),
+                Verdict::RetryAfterSweep,
+                Verdict::OutboxFull,
+            ]
+        );
+    }
+
+    #[test]
+    fn what_no_script_answers_is_malformed() {
+        assert!(verdicts(&[1], &[1, 1]).is_err(), "an answer is missing");
+        assert!(verdicts(&[1, 1], &[1]).is_err(), "an answer too many");
+        assert!(verdicts(&[14], &[1]).is_err(), "no such answer");
+        assert!(verdicts(&[2, 0], &[1]).is_err(), "a record cut short");
+        assert!(decided(Value::Okay, &TimeZone::default(), [].into_iter()).is_err());
+        assert!(word(Value::Array(vec![text("tired")]), &["changed", "newer"]).is_err());
+    }
+
+    #[test]
+    fn a_campaign_that_is_not_ready_says_why() {
+        let reply = |reason| Value::Array(vec![text("not_ready"), text(reason)]);
+        assert_eq!(read(reply("behind")).unwrap().err(), Some(NotReadyReason::Behind));
+        assert_eq!(sold_out(reply("epoch")).unwrap().err(), Some(NotReadyReason::Epoch));
+        assert_eq!(transitioned(reply("missing")).unwrap().err(), Some(NotReadyReason::Missing));
+        assert!(read(reply("tired")).is_err());
+    }
+}
