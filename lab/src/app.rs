@@ -69,7 +69,7 @@ impl App {
 
     /// A new, unique holder of claimgate's leases.
     pub async fn owner(&self) -> Result<LeaseHolder> {
-        let store = self.lease_store.get_or_try_init(|| self.open_lease_store()).await?;
+        let store = self.lease_store.get_or_try_init(|| async { self.open_lease_store() }).await?;
         LeaseHolder::new(Arc::clone(store)).map_err(StockError::set_up)
     }
 
@@ -89,7 +89,7 @@ impl App {
         Ok(lease)
     }
 
-    async fn open_lease_store(&self) -> Result<Arc<RedisStore>> {
+    fn open_lease_store(&self) -> Result<Arc<RedisStore>> {
         let client = ::redis::Client::open(self.addresses.redis.as_str())?;
         Ok(Arc::new(RedisStore::new(client, OUTBOX_MAX)))
     }

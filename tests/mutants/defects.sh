@@ -3,9 +3,9 @@
 
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
 defect ack_before_commit core/src/jobs/outbox_relay.rs \
-    '            let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);' \
-    '            self.relay.redis.acknowledge(&handle.keys, &batch.entries).await?;
-            let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);'
+    '            let committed = self.parts.sql.write_entries(&campaign.id, &batch.entries);' \
+    '            self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
+            let committed = self.parts.sql.write_entries(&campaign.id, &batch.entries);'
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     '        self.relay_suspended(handle).await?;
         // Keys of an older epoch' \

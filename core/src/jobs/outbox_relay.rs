@@ -153,7 +153,7 @@ impl OutboxRelay {
 /// The relay at work.
 #[derive(Debug)]
 struct Relay<'a> {
-    relay: &'a OutboxRelay,
+    parts: &'a OutboxRelay,
     /// Entries that another core has read and not acknowledged for this long are taken over.
     idle: Duration,
     /// Permits for as many commits at once as SQL can take: one that hangs must not hold up the others.
@@ -181,14 +181,14 @@ impl Default for Place {
 }
 
 impl<'a> Relay<'a> {
-    fn new(relay: &'a OutboxRelay, idle: Duration) -> Self {
-        let commits = Semaphore::new(relay.sql.writers_max());
-        Self { relay, idle, commits, reader: Mutex::default() }
+    fn new(parts: &'a OutboxRelay, idle: Duration) -> Self {
+        let commits = Semaphore::new(parts.sql.writers_max());
+        Self { parts, idle, commits, reader: Mutex::default() }
     }
 
     /// Relays each campaign that is noticed.
     async fn work(&self) {
-        let campaigns = &self.relay.registry;
+        let campaigns = &self.parts.registry;
         let mut places: HashMap<CampaignId, Place> = HashMap::new();
         let mut at_work = FuturesUnordered::new();
         // Entries that are in the outboxes already were noticed before this relay began, or not at all.
@@ -261,7 +261,7 @@ impl<'a> Relay<'a> {
     /// Makes an outbox's lost consumer group again; an outbox that is gone altogether is for the recovery.
     async fn restore_group(&self, handle: &CampaignHandle) {
         let campaign = handle.campaign();
-        match self.relay.redis.restore_group(&handle.keys, campaign.epoch).await {
+        match self.parts.redis.restore_group(&handle.keys, campaign.epoch).await {
             Ok(()) => {
                 tracing::error!(campaign = %campaign.id, "the outbox had lost its consumer group; made again");
             }
@@ -303,7 +303,7 @@ impl<'a> Relay<'a> {
         if let Some(reader) = &*self.reader.lock().unwrap_or_else(PoisonError::into_inner) {
             return Ok(reader.clone());
         }
-        let made = self.relay.redis.outbox_reader(&self.relay.consumer).await?;
+        let made = self.parts.redis.outbox_reader(&self.parts.consumer).await?;
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
         Ok(made)
     }
@@ -322,16 +322,16 @@ impl<'a> Relay<'a> {
             let _permit = self.commits.acquire().await;
             let started = Instant::now();
             let campaign = handle.campaign();
-            let committed = self.relay.sql.write_entries(&campaign.id, &batch.entries);
+            let committed = self.parts.sql.write_entries(&campaign.id, &batch.entries);
             match timeout(COMMIT_MAX, committed).await.map_err(|_| RelayError::Slow)? {
                 Err(OutboxWriteError::Constraint(error)) => {
                     return self.suspend_campaign(handle, &error).await;
                 }
                 other => other?,
             }
-            let left = self.relay.redis.acknowledge(&handle.keys, &batch.entries).await?;
+            let left = self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
-            if batch.events() >= MANY && left < self.relay.redis.outbox_max() / 2 {
+            if batch.events() >= MANY && left < self.parts.redis.outbox_max() / 2 {
                 yield_to_claims(handle, started.elapsed() * REST).await;
             }
         }
@@ -341,7 +341,7 @@ impl<'a> Relay<'a> {
     /// Moves an entry that cannot be relayed out of the outbox.
     async fn dead_letter(&self, handle: &CampaignHandle, id: &str) -> Result<(), RelayError> {
         let campaign = &handle.campaign().id;
-        if self.relay.redis.dead_letter(&handle.keys, id).await? {
+        if self.parts.redis.dead_letter(&handle.keys, id).await? {
             tracing::error!(entry = id, %campaign, "a malformed outbox entry became a dead letter");
             metrics::dead_letter();
         } else {
@@ -358,7 +358,7 @@ impl<'a> Relay<'a> {
         error: &sqlx::Error,
     ) -> Result<usize, RelayError> {
         tracing::error!(campaign = %handle.campaign().id, %error, "the database refuses claims; suspending the campaign");
-        self.relay.recovery.suspend(handle).await?;
+        self.parts.recovery.suspend(handle).await?;
         Ok(0)
     }
 }

@@ -128,7 +128,8 @@ impl StockManager for Claimgate {
         let limits = json!({"total": stock, "per_user": USER_MAX, "per_user_per_day": USER_MAX});
         let starts_at = clock::now().saturating_add_ms(-60_000);
         let body = json!({"id": self.id, "name": "lab", "starts_at": starts_at, "limits": limits});
-        let campaign = NewCampaign::parse(body.to_string().as_bytes(), clock::now()).map_err(StockError::set_up)?;
+        let campaign =
+            NewCampaign::parse(body.to_string().as_bytes(), clock::now()).map_err(StockError::set_up)?;
         let change = Change { who: "lab", what: "create", at: clock::now() };
         product.engine.sync.sql.create(&campaign, change).await.map_err(StockError::set_up)?;
         let handle = product.engine.registry.update(campaign);
@@ -140,7 +141,8 @@ impl StockManager for Claimgate {
         let handle = self.handle().await?;
         // The lab does not mark first tries: some users come twice, to different instances.
         let (request, product) = (self.request(attempt)?, self.product().await?);
-        let decision = product.engine.batcher.claim(&handle, &request, claimgate_shared::Attempt::Unknown).await?;
+        let decision =
+            product.engine.batcher.claim(&handle, &request, claimgate_shared::Attempt::Unknown).await?;
         Ok(match decision.outcome {
             Outcome::Granted(_) | Outcome::Held(_) => Reduced::Taken,
             Outcome::Replayed(_) => Reduced::HadAlready,
