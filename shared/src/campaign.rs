@@ -113,7 +113,7 @@ mod tests {
     fn the_hand_goes_before_the_window_and_the_window_before_the_stock() {
         let at = |ms| Timestamp::from_ms(ms).unwrap();
         let window = Window::new(at(10), Some(at(20))).unwrap();
-        let state = |now, switch, left| CampaignState::at(at(now), switch, window, left);
+        let state = |now, admin_state, left| CampaignState::at(at(now), admin_state, window, left);
         assert_eq!(state(5, AdminState::Paused, Some(0)), CampaignState::Paused);
         assert_eq!(state(25, AdminState::Ended, Some(1)), CampaignState::Ended);
         assert_eq!(state(5, AdminState::On, Some(0)), CampaignState::Scheduled);
