@@ -20,7 +20,7 @@ use sha2::Sha256;
 use tokio::sync::{OnceCell, RwLock};
 
 use crate::client::{Client, Reply, client};
-use crate::process::free_address;
+use crate::process::{Signal, free_address};
 use crate::{Core, eventually, times};
 
 /// wrangler starts within seconds, but not when the whole machine is busy.
@@ -406,6 +406,17 @@ impl World {
     pub async fn restart_core(&mut self) {
         self.core = self.core.restart().await;
         self.proxy.lead_to(self.core.listen());
+    }
+
+    /// Ends what a test that failed has left behind, so that the next one fails only for reasons of its own.
+    pub async fn heal(&mut self) {
+        self.proxy.lose_answers(0);
+        self.proxy.lose_all_answers(false);
+        self.proxy.delay_answers(Duration::ZERO);
+        self.core.process().signal(Signal::CONT);
+        if self.core.process().ended().is_some() {
+            self.restart_core().await;
+        }
     }
 
     /// A request to the edge, to be filled in.

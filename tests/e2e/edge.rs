@@ -30,7 +30,9 @@ async fn strict_world() -> MutexGuard<'static, World> {
         let variables = [("CORS_ORIGINS", "https://shop.example")];
         Mutex::new(World::start(RUNTIME, "edge-strict", "production", &variables).await)
     };
-    WORLD.get_or_init(start).await.lock().await
+    let mut world = WORLD.get_or_init(start).await.lock().await;
+    world.heal().await;
+    world
 }
 
 /// Runs `test` beside others.

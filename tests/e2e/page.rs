@@ -75,7 +75,9 @@ const NUMBERS: &str = r"(() => {
 async fn page_world() -> MutexGuard<'static, World> {
     static WORLD: OnceCell<Mutex<World>> = OnceCell::const_new();
     let start = || async { Mutex::new(World::start(RUNTIME, "page", "local", &[]).await) };
-    WORLD.get_or_init(start).await.lock().await
+    let mut world = WORLD.get_or_init(start).await.lock().await;
+    world.heal().await;
+    world
 }
 
 /// Runs `test` where there is a browser.
