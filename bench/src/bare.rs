@@ -2,11 +2,9 @@
 //! core does for a granted claim, and decides nothing. A process of its own, as core is, behind core's own listener.
 
 use std::net::SocketAddr;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::Context as _;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -21,10 +19,10 @@ use claimgate_core::http::serve;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem};
 use support::core_process::API_TOKEN;
-use support::process::{Process, command, free_address};
-use support::wait::{SOON, eventually};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+
+use crate::child::Child;
 
 const PATH: &str = "/internal/v1/claims";
 /// As many as the campaigns of the benchmark have.
@@ -36,25 +34,9 @@ struct Shared {
     sequence: AtomicU64,
 }
 
-/// A running server.
-#[derive(Debug)]
-pub struct Bare {
-    /// Where it listens.
-    pub address: SocketAddr,
-    _process: Process,
-}
-
-impl Bare {
-    /// Starts this program again as the server and waits until it listens.
-    pub async fn start() -> anyhow::Result<Self> {
-        let address = free_address();
-        let mut command = command(&std::env::current_exe().context("the benchmark's own path")?);
-        command.arg("bare").arg("--listen").arg(address.to_string()).stdin(Stdio::null());
-        let process = Process::start(command);
-        eventually(SOON, || async { TcpStream::connect(address).await.map_err(|error| error.to_string()) })
-            .await;
-        Ok(Self { address, _process: process })
-    }
+/// Starts it in a process of its own.
+pub async fn start() -> anyhow::Result<Child> {
+    Child::start("bare", &[]).await
 }
 
 /// Serves until killed.

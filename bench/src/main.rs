@@ -9,6 +9,7 @@
 mod answer;
 mod bare;
 mod checks;
+mod child;
 mod client;
 mod engine;
 mod figures;
@@ -33,11 +34,16 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use mimalloc::MiMalloc;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::groups::GROUPS;
 use crate::session::{Options, Session};
+
+/// Core's allocator, for the servers that it is compared with too.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// What a run may take in all.
 const TIME_MAX: Duration = Duration::from_secs(600);

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::Group;
-use crate::bare::Bare;
+use crate::bare;
+use crate::child::Child;
 use crate::client::{self, Load, Pace, Template};
 use crate::figures::{Definition, Unit, median};
 use crate::redis::Fsync;
@@ -75,7 +76,7 @@ struct Pair {
 }
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    let bare = Bare::start().await?;
+    let bare = bare::start().await?;
     let mut pairs = Vec::new();
     for set in SETS {
         let one = Server::start(Batching::One, set.fsync).await?;
@@ -122,7 +123,7 @@ pub fn length(session: &Session) -> Duration {
 }
 
 /// The bare route under the same load; answers per second.
-pub async fn bare_claims(session: &mut Session, bare: &Bare) -> anyhow::Result<f64> {
+pub async fn bare_claims(session: &mut Session, bare: &Child) -> anyhow::Result<f64> {
     let load = Load {
         address: bare.address,
         connections: session.options.connections,

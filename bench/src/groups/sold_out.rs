@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::Group;
 use super::http::{bare_claims, length};
-use crate::bare::Bare;
+use crate::bare;
 use crate::client::{self, Load, Pace, Tally, Template};
 use crate::figures::{Definition, Unit};
 use crate::redis::Fsync;
@@ -30,7 +30,7 @@ const TOTAL: u64 = 1000;
 const CLAIMS: u64 = 5000;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    let bare = Bare::start().await?;
+    let bare = bare::start().await?;
     let mut server = Server::start(Batching::Shipped, Fsync::Always).await?;
     for round in 1..=session.options.rounds {
         session.begin_round();
