@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 pub struct Child {
     /// Where it listens.
     pub address: SocketAddr,
-    _process: Process,
+    process: Process,
 }
 
 impl Child {
@@ -25,6 +25,11 @@ impl Child {
         let process = Process::start(command);
         eventually(SOON, || async { TcpStream::connect(address).await.map_err(|error| error.to_string()) })
             .await;
-        Ok(Self { address, _process: process })
+        Ok(Self { address, process })
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 }

@@ -29,6 +29,10 @@ const EVENTS_MAX: usize = 256;
 const AGAIN_MAX: u64 = 10_000;
 /// Latencies are told apart to three digits, up to a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
+/// Places that requests go through in turn.
+pub const TURNS: u64 = 1_000;
+/// Digits of a turn.
+const TURN_DIGITS: usize = 3;
 /// What the timer's events say instead of a connection's number.
 const TIMER: u64 = u64::MAX;
 
@@ -47,31 +51,44 @@ pub struct Load {
     pub pace: Pace,
 }
 
-/// A request of fixed length with places for UUIDs.
+/// A request of fixed length with places that are written over for each one sent.
 #[derive(Debug, Clone)]
 pub struct Template {
     bytes: Vec<u8>,
-    places: Vec<usize>,
+    places: Vec<Place>,
+}
+
+/// What is written over, and where it begins.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Uuid(usize),
+    Turn(usize),
 }
 
 impl Template {
-    /// `text`, in which each `{uuid}` is one that was never used before.
+    /// `text`, in which each `{uuid}` is one that was never used before, and `{turn}` counts the requests of a load: 000
+    /// to 999, over and over.
     pub fn new(text: &str) -> Self {
         let (mut bytes, mut places) = (Vec::new(), Vec::new());
-        for part in text.split("{uuid}") {
-            if !bytes.is_empty() {
-                places.push(bytes.len());
-                bytes.extend_from_slice(&[b'0'; UUID_CHARS]);
-            }
-            bytes.extend_from_slice(part.as_bytes());
+        for part in text.split_inclusive('}') {
+            let (before, place, length) = if let Some(before) = part.strip_suffix("{uuid}") {
+                (before, Place::Uuid(bytes.len() + before.len()), UUID_CHARS)
+            } else if let Some(before) = part.strip_suffix("{turn}") {
+                (before, Place::Turn(bytes.len() + before.len()), TURN_DIGITS)
+            } else {
+                bytes.extend_from_slice(part.as_bytes());
+                continue;
+            };
+            bytes.extend_from_slice(before.as_bytes());
+            bytes.resize(bytes.len() + length, b'0');
+            places.push(place);
         }
         Self { bytes, places }
     }
 
-    /// A `POST` of JSON; `headers` are lines, each with its end. Of the body's UUIDs the length is known.
+    /// A `POST` of JSON; `headers` are lines, each with its end.
     pub fn post(path: &str, headers: &str, body: &str) -> Self {
-        let uuids = body.matches("{uuid}").count();
-        let length = body.len() + uuids * UUID_CHARS - uuids * "{uuid}".len();
+        let length = Self::new(body).bytes.len();
         Self::new(&format!(
             "POST {path} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Type: application/json\r\n\
              Content-Length: {length}\r\n\r\n{body}"
@@ -222,7 +239,7 @@ struct Client {
     connections: Vec<Connection>,
     idle: Vec<usize>,
     uuids: Uuids,
-    places: Vec<usize>,
+    places: Vec<Place>,
     sent: u64,
     tally: Tally,
 }
@@ -308,8 +325,12 @@ impl Client {
     fn send(&mut self, number: usize, since: Instant) -> anyhow::Result<()> {
         let connection = &mut self.connections[number];
         for place in &self.places {
-            let place = *place;
-            self.uuids.write(&mut connection.request[place..place + UUID_CHARS]);
+            match *place {
+                Place::Uuid(at) => self.uuids.write(&mut connection.request[at..at + UUID_CHARS]),
+                Place::Turn(at) => {
+                    write_number(self.sent % TURNS, &mut connection.request[at..at + TURN_DIGITS]);
+                }
+            }
         }
         connection.since = since;
         connection.filled = 0;
@@ -361,5 +382,13 @@ impl Client {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+}
+
+/// Fills `place` with the last digits of `number`.
+fn write_number(mut number: u64, place: &mut [u8]) {
+    for digit in place.iter_mut().rev() {
+        *digit = b"0123456789"[(number % 10) as usize];
+        number /= 10;
     }
 }

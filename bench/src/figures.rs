@@ -181,6 +181,11 @@ impl Figures {
         }
     }
 
+    /// The median of a figure's rounds; not a number when it was not measured.
+    pub fn value(&self, definition: &'static Definition) -> f64 {
+        self.0.iter().find(|figure| figure.definition == definition).map_or(f64::NAN, Figure::value)
+    }
+
     /// Those with a target first, otherwise as measured.
     pub fn in_order(&self) -> Vec<&Figure> {
         let (judged, told): (Vec<_>, Vec<_>) =

@@ -1,13 +1,14 @@
 //! `bench`: claimgate and its baselines, measured side by side in one run.
 //!
 //! Exit status: 0 measured and found correct, whatever the figures; 1 when a check or a server failed (no figures
-//! then); 2 wrong usage.
+//! then) or when the run is void; 2 wrong usage.
 
 // Counts become figures for people.
 #![allow(clippy::cast_precision_loss)]
 
 mod answer;
 mod bare;
+mod campaigns;
 mod checks;
 mod child;
 mod client;
@@ -17,8 +18,10 @@ mod groups;
 mod lag;
 mod machine;
 mod metrics;
+mod naive;
 mod page;
 mod plain;
+mod processor;
 mod redis;
 mod report;
 mod server;
@@ -46,7 +49,7 @@ use crate::session::{Options, Session};
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// What a run may take in all.
-const TIME_MAX: Duration = Duration::from_secs(600);
+const TIME_MAX: Duration = Duration::from_secs(720);
 
 /// Measures claimgate and its baselines side by side
 #[derive(Debug, Parser)]
@@ -80,6 +83,16 @@ enum Command {
         #[arg(long)]
         listen: SocketAddr,
     },
+    /// Be baseline (e): serve the route that anybody would write until killed
+    #[command(hide = true)]
+    Naive {
+        /// Where to listen
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Its Redis
+        #[arg(long, value_name = "URL")]
+        redis: String,
+    },
 }
 
 fn after_help() -> String {
@@ -93,8 +106,9 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    let run = || match cli.command {
-        Some(Command::Bare { listen }) => runtime.block_on(bare::listen(listen)),
+    let run = || match &cli.command {
+        Some(Command::Bare { listen }) => runtime.block_on(bare::listen(*listen)),
+        Some(Command::Naive { listen, redis }) => runtime.block_on(naive::listen(*listen, redis)),
         None => runtime.block_on(run_or_stop(&cli)),
     };
     // What the tests stand on panics where a server fails; it has said why.
@@ -109,7 +123,7 @@ fn main() -> ExitCode {
 
 #[allow(clippy::print_stderr)] // the benchmark's own voice
 fn fail(error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("bench: no figures: {error}");
+    eprintln!("bench: no valid figures: {error}");
     ExitCode::from(1)
 }
 
@@ -141,13 +155,16 @@ async fn run(cli: &Cli) -> anyhow::Result<()> {
     let machine = report::machine(facts, &session, &load_before, &machine::load_average());
     write(&cli.out, &session, &machine)?;
     print(&session, &cli.out);
-    Ok(())
+    session.void.map_or(Ok(()), |why| Err(anyhow::anyhow!("this run is void: {why}")))
 }
 
 fn write(out: &Path, session: &Session, machine: &Value) -> anyhow::Result<()> {
     std::fs::create_dir_all(out).with_context(|| out.display().to_string())?;
     let json = format!("{:#}\n", report::json(session, machine));
-    for (name, text) in [("report.json", json), ("report.html", page::page(&session.figures, machine))] {
+    for (name, text) in [
+        ("report.json", json),
+        ("report.html", page::page(&session.figures, session.void.as_deref(), machine)),
+    ] {
         let file = out.join(name);
         std::fs::write(&file, text).with_context(|| file.display().to_string())?;
     }

@@ -19,7 +19,7 @@ const BAR: f64 = 14.0;
 /// Charts of figures without a target: title, unit.
 const CHARTS: &[(&str, Unit)] = &[
     ("Per second", Unit::PerSecond),
-    ("Processor time of Redis", Unit::CpuMicroseconds),
+    ("Processor time", Unit::CpuMicroseconds),
     ("Latency", Unit::Microseconds),
     ("Time until the outbox is empty after a load", Unit::Seconds),
     ("The most events in the outbox", Unit::Events),
@@ -29,11 +29,12 @@ const CHARTS: &[(&str, Unit)] = &[
 ];
 
 /// The whole page.
-pub fn page(figures: &Figures, machine: &Value) -> String {
+pub fn page(figures: &Figures, void: Option<&str>, machine: &Value) -> String {
     let all = figures.in_order();
     let (judged, told): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|figure| figure.definition.target.is_some());
-    let mut body = String::new();
+    let mut body =
+        void.map_or_else(String::new, |why| format!("<h2>This run is void</h2><p>{}", escaped(why)));
     if !judged.is_empty() {
         body += "<h2>Against their targets</h2><p>Each bar is the median over its target, which is the dashed line; \
                  the thin line reaches from the lowest round to the highest. Where the target is at most (≤), short is good.</p>";

@@ -1,4 +1,4 @@
--- plain: baseline (a), one claim of one unit by the obvious script: three limits, three counters.
+-- plain: baselines (a) and (e), one claim of one unit by the obvious script: three limits, three counters.
 -- No outbox, no replay, no answer but yes or no.
 --
 -- KEYS  1 units by user and day (hash)   2 units by user (hash)   3 the campaign (hash)

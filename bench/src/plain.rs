@@ -10,7 +10,8 @@ use tokio::process::Command;
 
 use crate::redis::{self, Fsync, ask};
 
-const SCRIPT: &str = include_str!("plain.lua");
+/// Three limits, three counters; what it takes is said in it.
+pub const SCRIPT: &str = include_str!("plain.lua");
 const CONNECTIONS: &str = "50";
 /// Calls before those that count: they warm the server up and tell how many make up the time wanted.
 const WARM_UP: u64 = 30_000;

@@ -66,7 +66,7 @@ pub fn noise(figures: &Figures) -> Vec<String> {
 /// `report.json`.
 pub fn json(session: &Session, machine: &Value) -> Value {
     let figures: Vec<_> = session.figures.in_order().into_iter().map(figure_json).collect();
-    json!({ "figures": figures, "machine": machine })
+    json!({ "figures": figures, "void": session.void, "machine": machine })
 }
 
 fn figure_json(figure: &Figure) -> Value {

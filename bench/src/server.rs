@@ -8,11 +8,13 @@ use claimgate_core::config::sqlite_url;
 use support::sql::Sql;
 use support::{Core, CoreOptions, RedisServer, RedisView};
 
+use crate::campaigns::Campaigns;
 use crate::checks;
-use crate::client::{self, Load, Pace, Tally, Template};
+use crate::client::{self, Load, Pace, Tally};
 use crate::engine::generous;
 use crate::lag::{Lag, Watcher};
 use crate::metrics::{Batches, batches};
+use crate::processor::Spent;
 use crate::redis::{self, Fsync};
 use crate::session::Session;
 
@@ -57,6 +59,8 @@ pub struct Claims {
     pub lag: Lag,
     /// Claims a batch.
     pub batch: f64,
+    /// Microseconds of processor time a claim, until the outbox is empty.
+    pub cpu_us: Spent,
 }
 
 impl Server {
@@ -105,6 +109,16 @@ impl Server {
         id
     }
 
+    /// Makes 1,000 campaigns of which this server has not heard.
+    pub async fn thousand(&mut self) -> Campaigns {
+        self.campaigns += 1;
+        let campaigns = Campaigns::thousand(&format!("bench-{}", self.campaigns));
+        for (id, _) in campaigns.granted() {
+            self.core.create(id, generous()).await;
+        }
+        campaigns
+    }
+
     /// Measures claims by users who have none yet, from a fresh campaign that never ends, and checks them.
     pub async fn claims(
         &mut self,
@@ -112,25 +126,41 @@ impl Server {
         connections: usize,
         pace: Pace,
     ) -> anyhow::Result<Claims> {
-        let campaign = self.campaign(generous()).await;
+        let mut campaigns = Campaigns::one(self.campaign(generous()).await);
+        self.claims_of(session, &mut campaigns, connections, pace).await
+    }
+
+    /// The same from `campaigns`; lag and processor time are told of the first of them alone.
+    pub async fn claims_of(
+        &self,
+        session: &mut Session,
+        campaigns: &mut Campaigns,
+        connections: usize,
+        pace: Pace,
+    ) -> anyhow::Result<Claims> {
         let load = Load {
             address: self.address(),
             connections,
-            request: Template::claim(&campaign),
+            request: campaigns.request.clone(),
             seed: session.seed(),
             pace,
         };
         let batches_before = self.batches().await?;
-        let watcher = Watcher::start(&self.view, &campaign);
+        let spent_before = Spent::by(self.core.pid(), &self.view).await?;
+        let watcher = Watcher::start(&self.view, campaigns.first());
         let tally = session.measure(client::run(load)).await.with_context(|| self.name.clone())?;
         let batch = self.batches().await?.mean_since(batches_before);
         let lag = watcher.finish().await?;
+        let spent = Spent::by(self.core.pid(), &self.view).await? - spent_before;
         if tally.again > 0 {
             session.say(format_args!("{}: {} answers were 503; asked again", self.name, tally.again));
         }
         let granted = tally.granted().with_context(|| self.name.clone())?;
-        self.check(&campaign, granted).await?;
-        Ok(Claims { tally, lag, batch })
+        campaigns.add(granted);
+        for (id, granted) in campaigns.granted() {
+            self.check(id, granted).await?;
+        }
+        Ok(Claims { tally, lag, batch, cpu_us: spent.us_a_claim(granted) })
     }
 
     /// Whether what was granted is what Redis and SQL have; waits until SQL has all it will get.

@@ -34,6 +34,8 @@ pub struct Session {
     pub metrics: PrometheusHandle,
     /// The top rate of claims over HTTP, per second, once it was measured.
     pub top_rate: Option<f64>,
+    /// Why the run proves nothing, if it does not.
+    pub void: Option<String>,
     /// Over the whole run.
     pub disturbance: Disturbance,
     round: Disturbance,
@@ -56,6 +58,7 @@ impl Session {
             figures: Figures::default(),
             metrics,
             top_rate: None,
+            void: None,
             disturbance: Disturbance::NONE,
             round: Disturbance::NONE,
             started: Instant::now(),

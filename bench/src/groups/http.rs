@@ -1,4 +1,4 @@
-//! Claims over HTTP: a bare route, claimgate in batches of one, claimgate.
+//! Claims over HTTP: a bare route, claimgate in batches of one, the server that anybody would write, claimgate.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use crate::bare;
 use crate::child::Child;
 use crate::client::{self, Load, Pace, Template};
 use crate::figures::{Definition, Unit, median};
+use crate::naive::{self, Naive};
 use crate::redis::Fsync;
 use crate::server::{Batching, Claims, Server};
 use crate::session::Session;
@@ -14,7 +15,7 @@ use crate::session::Session;
 /// The group.
 pub const GROUP: Group = Group {
     name: "http",
-    about: "claims over HTTP: a bare axum route, claimgate in batches of one, claimgate",
+    about: "claims over HTTP: a bare route, batches of one, the server that anybody would write, claimgate",
     figures: FIGURES,
     run: |session| Box::pin(run(session)),
 };
@@ -26,8 +27,11 @@ const BARE: &Definition = &Definition::told("(b) over HTTP", Unit::PerSecond);
 struct Set {
     fsync: Fsync,
     to_bare: &'static Definition,
+    to_naive: &'static Definition,
     to_one: &'static Definition,
+    naive_to_bare: &'static Definition,
     one: &'static Definition,
+    naive: &'static Definition,
     claims: &'static Definition,
     p99: &'static Definition,
     batch: &'static Definition,
@@ -35,15 +39,25 @@ struct Set {
     lag: &'static Definition,
     memory_start: &'static Definition,
     memory_end: &'static Definition,
+    http_cpu_ratio: &'static Definition,
+    cpu_ratio: &'static Definition,
+    http_cpu: &'static Definition,
+    relay_cpu: &'static Definition,
+    redis_cpu: &'static Definition,
+    naive_cpu: &'static Definition,
+    naive_redis_cpu: &'static Definition,
 }
 
 macro_rules! sets {
-    ($($name:ident: $fsync:expr, $word:literal;)*) => {
+    ($($name:ident: $fsync:expr, $word:literal, $to_bare:literal, $to_naive:literal;)*) => {
         $(const $name: Set = Set {
             fsync: $fsync,
-            to_bare: &Definition::at_least(concat!("HTTP claims ÷ (b), ", $word), Unit::Ratio, 0.55),
-            to_one: &Definition::at_least(concat!("HTTP claims ÷ (c), ", $word), Unit::Ratio, 1.3),
+            to_bare: &Definition::at_least(concat!("HTTP claims ÷ (b), ", $word), Unit::Ratio, $to_bare),
+            to_naive: &Definition::at_least(concat!("HTTP claims ÷ (e), ", $word), Unit::Ratio, $to_naive),
+            to_one: &Definition::told(concat!("HTTP claims ÷ (c), ", $word), Unit::Ratio),
+            naive_to_bare: &Definition::told(concat!("(e) ÷ (b), ", $word), Unit::Ratio),
             one: &Definition::told(concat!("(c) over HTTP, ", $word), Unit::PerSecond),
+            naive: &Definition::told(concat!("(e) over HTTP, ", $word), Unit::PerSecond),
             claims: &Definition::told(concat!("(d) over HTTP, ", $word), Unit::PerSecond),
             p99: &Definition::told(concat!("(d) p99 at top rate, ", $word), Unit::Microseconds),
             batch: &Definition::told(concat!("claims a batch over HTTP, ", $word), Unit::Claims),
@@ -53,68 +67,136 @@ macro_rules! sets {
                 concat!("core's memory at start, ", $word), Unit::Mebibytes),
             memory_end: &Definition::told(
                 concat!("core's memory at end, ", $word), Unit::Mebibytes),
+            http_cpu_ratio: &Definition::at_most(
+                concat!("HTTP threads' CPU ÷ (e)'s server, ", $word), Unit::Ratio, 0.8),
+            cpu_ratio: &Definition::at_most(
+                concat!("core and Redis CPU ÷ (e)'s, ", $word), Unit::Ratio, 0.95),
+            http_cpu: &Definition::told(
+                concat!("CPU a claim, HTTP threads, ", $word), Unit::CpuMicroseconds),
+            relay_cpu: &Definition::told(
+                concat!("CPU a claim, relay's threads, ", $word), Unit::CpuMicroseconds),
+            redis_cpu: &Definition::told(
+                concat!("CPU a claim, (d)'s Redis, ", $word), Unit::CpuMicroseconds),
+            naive_cpu: &Definition::told(
+                concat!("CPU a claim, (e)'s server, ", $word), Unit::CpuMicroseconds),
+            naive_redis_cpu: &Definition::told(
+                concat!("CPU a claim, (e)'s Redis, ", $word), Unit::CpuMicroseconds),
         };)*
         const SETS: &[&Set] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[BARE, $(
-            $name.to_bare, $name.to_one, $name.one, $name.claims, $name.p99, $name.batch, $name.backlog,
-            $name.lag, $name.memory_start, $name.memory_end,
+            $name.to_bare, $name.to_naive, $name.to_one, $name.naive_to_bare, $name.one, $name.naive,
+            $name.claims, $name.p99, $name.batch, $name.backlog, $name.lag, $name.memory_start,
+            $name.memory_end, $name.http_cpu_ratio, $name.cpu_ratio, $name.http_cpu, $name.relay_cpu,
+            $name.redis_cpu, $name.naive_cpu, $name.naive_redis_cpu,
         )*];
     };
 }
 
 sets! {
-    ALWAYS: Fsync::Always, "always";
-    EVERY_SECOND: Fsync::EverySecond, "everysec";
+    ALWAYS: Fsync::Always, "always", 0.5, 1.1;
+    EVERY_SECOND: Fsync::EverySecond, "everysec", 0.6, 1.25;
 }
 
-/// Both ways of batching under one fsync setting.
+/// A server slower than this share of (b) is not what anybody would write, and nothing to compare with. Not asked with
+/// fsync always, where the disk has a say.
+const NAIVE_TO_BARE_MIN: f64 = 0.4;
+
+/// All that decide claims under one fsync setting.
 #[derive(Debug)]
-struct Pair {
+struct Servers {
     set: &'static Set,
     one: Server,
+    naive: Naive,
     shipped: Server,
+}
+
+/// One round of them, and of (b).
+#[derive(Debug)]
+struct Round {
+    bare: f64,
+    one: f64,
+    naive: naive::Claims,
+    shipped: Claims,
 }
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     let bare = bare::start().await?;
-    let mut pairs = Vec::new();
+    let mut all = Vec::new();
     for set in SETS {
         let one = Server::start(Batching::One, set.fsync).await?;
+        let naive = Naive::start(set.fsync).await?;
         let shipped = Server::start(Batching::Shipped, set.fsync).await?;
         session.begin_round();
         session.add(set.memory_start, shipped.resident_mib());
-        pairs.push(Pair { set, one, shipped });
+        all.push(Servers { set, one, naive, shipped });
     }
     let mut top_rates = Vec::new();
     for round in 1..=session.options.rounds {
-        for pair in &mut pairs {
-            session.begin_round();
-            let bare = bare_claims(session, &bare).await?;
-            session.say(format_args!("round {round} · (b) bare route: {bare:.0} answers/s"));
-            session.add(BARE, bare);
-            let one = claims(session, &mut pair.one, round).await?.tally.per_second();
-            let shipped = claims(session, &mut pair.shipped, round).await?;
-            if pair.set.fsync == Fsync::Always {
-                top_rates.push(shipped.tally.per_second());
+        for servers in &mut all {
+            let found = measure(session, &bare, servers, round).await?;
+            if servers.set.fsync == Fsync::Always {
+                top_rates.push(found.shipped.tally.per_second());
             }
-            add(session, pair, bare, one, &shipped);
+            add(session, servers, &found);
+            add_processor_time(session, servers.set, &found);
         }
     }
     session.top_rate = Some(median(&top_rates));
+    judge_naive(session);
     Ok(())
 }
 
-fn add(session: &mut Session, pair: &Pair, bare: f64, one: f64, shipped: &Claims) {
-    let (set, rate) = (pair.set, shipped.tally.per_second());
-    session.add(set.to_bare, rate / bare);
-    session.add(set.to_one, rate / one);
-    session.add(set.one, one);
+async fn measure(
+    session: &mut Session,
+    bare: &Child,
+    servers: &mut Servers,
+    round: u32,
+) -> anyhow::Result<Round> {
+    session.begin_round();
+    let bare = bare_claims(session, bare).await?;
+    session.say(format_args!("round {round} · (b) bare route: {bare:.0} answers/s"));
+    // Only told: half the time is enough.
+    let one = claims(session, &mut servers.one, length(session) / 2, round).await?.tally.per_second();
+    let naive = naive_claims(session, &mut servers.naive, round).await?;
+    let shipped = claims(session, &mut servers.shipped, length(session), round).await?;
+    Ok(Round { bare, one, naive, shipped })
+}
+
+fn add(session: &mut Session, servers: &Servers, found: &Round) {
+    let (set, shipped) = (servers.set, &found.shipped);
+    let (rate, naive) = (shipped.tally.per_second(), found.naive.tally.per_second());
+    session.add(BARE, found.bare);
+    session.add(set.to_bare, rate / found.bare);
+    session.add(set.to_naive, rate / naive);
+    session.add(set.to_one, rate / found.one);
+    session.add(set.naive_to_bare, naive / found.bare);
+    session.add(set.one, found.one);
+    session.add(set.naive, naive);
     session.add(set.claims, rate);
     session.add(set.p99, shipped.tally.latency_us(0.99));
     session.add(set.batch, shipped.batch);
     session.add(set.backlog, shipped.lag.largest as f64);
     session.add(set.lag, shipped.lag.seconds);
-    session.add(set.memory_end, pair.shipped.resident_mib());
+    session.add(set.memory_end, servers.shipped.resident_mib());
+}
+
+fn add_processor_time(session: &mut Session, set: &Set, found: &Round) {
+    let (shipped, naive) = (found.shipped.cpu_us, found.naive.cpu_us);
+    session.add(set.http_cpu_ratio, shipped.http / naive.http);
+    session.add(set.cpu_ratio, shipped.together() / naive.together());
+    session.add(set.http_cpu, shipped.http);
+    session.add(set.relay_cpu, shipped.relay);
+    session.add(set.redis_cpu, shipped.redis);
+    session.add(set.naive_cpu, naive.http);
+    session.add(set.naive_redis_cpu, naive.redis);
+}
+
+/// A run in which (e) is too slow proves nothing.
+fn judge_naive(session: &mut Session) {
+    let share = session.figures.value(EVERY_SECOND.naive_to_bare);
+    if share < NAIVE_TO_BARE_MIN {
+        session.void = Some(format!("(e) came to {share:.2} × (b), below {NAIVE_TO_BARE_MIN}"));
+    }
 }
 
 /// How long one load lasts.
@@ -136,17 +218,44 @@ pub async fn bare_claims(session: &mut Session, bare: &Child) -> anyhow::Result<
     Ok(tally.per_second())
 }
 
-async fn claims(session: &mut Session, server: &mut Server, round: u32) -> anyhow::Result<Claims> {
+async fn naive_claims(
+    session: &mut Session,
+    server: &mut Naive,
+    round: u32,
+) -> anyhow::Result<naive::Claims> {
     let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
     let found = server.claims(session, connections, pace).await?;
     session.say(format_args!(
-        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms, {:.1} a batch; outbox {}, relayed after {:.1} s",
+        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms; CPU a claim: server {:.1} µs, Redis {:.1} µs",
+        server.name,
+        found.tally.per_second(),
+        found.tally.latency_us(0.99) / 1000.0,
+        found.cpu_us.http,
+        found.cpu_us.redis
+    ));
+    Ok(found)
+}
+
+async fn claims(
+    session: &mut Session,
+    server: &mut Server,
+    length: Duration,
+    round: u32,
+) -> anyhow::Result<Claims> {
+    let (connections, pace) = (session.options.connections, Pace::Closed(length));
+    let found = server.claims(session, connections, pace).await?;
+    session.say(format_args!(
+        "round {round} · {}: {:.0} claims/s, p99 {:.1} ms, {:.1} a batch; outbox {}, relayed after {:.1} s; CPU a \
+         claim: HTTP {:.1} µs, relay {:.1} µs, Redis {:.1} µs",
         server.name,
         found.tally.per_second(),
         found.tally.latency_us(0.99) / 1000.0,
         found.batch,
         found.lag.largest,
-        found.lag.seconds
+        found.lag.seconds,
+        found.cpu_us.http,
+        found.cpu_us.relay,
+        found.cpu_us.redis
     ));
     Ok(found)
 }

@@ -7,6 +7,7 @@ mod latency;
 mod memory;
 mod relay;
 mod sold_out;
+mod spread;
 
 use std::pin::Pin;
 
@@ -30,8 +31,16 @@ pub struct Group {
 }
 
 /// All groups, in the order in which they are measured.
-pub const GROUPS: &[Group] =
-    &[batcher::GROUP, http::GROUP, sold_out::GROUP, latency::GROUP, memory::GROUP, relay::GROUP, edge::GROUP];
+pub const GROUPS: &[Group] = &[
+    batcher::GROUP,
+    http::GROUP,
+    spread::GROUP,
+    sold_out::GROUP,
+    latency::GROUP,
+    memory::GROUP,
+    relay::GROUP,
+    edge::GROUP,
+];
 
 /// The groups that `--only text` means: the one of this name, else those with a figure whose name has it as a part.
 pub fn meant_by(text: &str) -> Vec<&'static Group> {
