@@ -105,17 +105,35 @@ impl Engine {
         handle: &Arc<CampaignHandle>,
         requests: Vec<ClaimRequest>,
     ) -> anyhow::Result<Load> {
+        self.claim_by(TASKS, handle, requests).await
+    }
+
+    /// The same one after another.
+    pub async fn claim_in_turn(
+        &self,
+        handle: &Arc<CampaignHandle>,
+        requests: Vec<ClaimRequest>,
+    ) -> anyhow::Result<Load> {
+        self.claim_by(1, handle, requests).await
+    }
+
+    async fn claim_by(
+        &self,
+        tasks: usize,
+        handle: &Arc<CampaignHandle>,
+        requests: Vec<ClaimRequest>,
+    ) -> anyhow::Result<Load> {
         let requests: Arc<[ClaimRequest]> = requests.into();
         let next = Arc::new(AtomicUsize::new(0));
-        let mut tasks = JoinSet::new();
+        let mut running = JoinSet::new();
         let started = Instant::now();
-        for _ in 0..TASKS {
+        for _ in 0..tasks {
             let (core, handle) = (Arc::clone(&self.core), Arc::clone(handle));
             let (requests, next) = (Arc::clone(&requests), Arc::clone(&next));
-            tasks.spawn(async move { claim_some(&core.batcher, &handle, &requests, &next).await });
+            running.spawn(async move { claim_some(&core.batcher, &handle, &requests, &next).await });
         }
         let mut granted = 0;
-        while let Some(task) = tasks.join_next().await {
+        while let Some(task) = running.join_next().await {
             granted += task??;
         }
         let seconds = started.elapsed().as_secs_f64();

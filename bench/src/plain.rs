@@ -9,6 +9,7 @@ use support::process::command;
 use tokio::process::Command;
 
 use crate::redis::{self, Fsync, ask};
+use crate::users::Uuids;
 
 /// Three limits, three counters; what it takes is said in it.
 pub const SCRIPT: &str = include_str!("plain.lua");
@@ -48,6 +49,28 @@ pub async fn run(fsync: Fsync, pipeline: u32, seconds: f64) -> anyhow::Result<Pl
     let cpu_s = redis::cpu_seconds(&view).await? - before;
     check(&view, WARM_UP + calls).await?;
     Ok(Plain { calls_per_s, cpu_us: cpu_s * 1e6 / calls as f64 })
+}
+
+/// Microseconds that Redis takes over each of `calls`, one after another on one connection, each by a new user.
+pub async fn call_us(calls: usize) -> anyhow::Result<f64> {
+    let server = redis::start(Fsync::EverySecond).await;
+    let view = server.view().await;
+    let digest: String = ask(&view, &["SCRIPT", "LOAD", SCRIPT]).await?;
+    let users = Uuids::of(0).texts(calls + 1);
+    let (first, others) = users.split_first().context("a first user")?;
+    call(&view, &digest, first).await?;
+    let before = redis::script_calls(&view).await?;
+    for user in others {
+        call(&view, &digest, user).await?;
+    }
+    redis::script_calls(&view).await?.us_a_call_since(before, calls as u64)
+}
+
+async fn call(view: &RedisView, digest: &str, user: &str) -> anyhow::Result<()> {
+    let words = ["EVALSHA", digest, "3", KEYS[0], KEYS[1], KEYS[2], user, "5", "5", "1000000000"];
+    let granted: u64 = ask(view, &words).await?;
+    ensure!(granted == 1, "the plain script refused a new user");
+    Ok(())
 }
 
 /// Every call was granted, nearly each to a user of its own: random numbers may meet.

@@ -1,6 +1,7 @@
 //! What can be measured, one module a group.
 
 mod batcher;
+mod call;
 mod edge;
 mod http;
 mod latency;
@@ -33,6 +34,7 @@ pub struct Group {
 /// All groups, in the order in which they are measured.
 pub const GROUPS: &[Group] = &[
     batcher::GROUP,
+    call::GROUP,
     http::GROUP,
     spread::GROUP,
     sold_out::GROUP,

@@ -1,0 +1,57 @@
+//! One claim at a time: what Redis takes over a call of the script, against the plain one.
+
+use claimgate_core::config::sqlite_url;
+use tempfile::TempDir;
+
+use super::Group;
+use crate::engine::{Engine, generous};
+use crate::figures::{Definition, Unit};
+use crate::plain;
+use crate::redis::{self, Fsync};
+use crate::session::Session;
+use crate::users::Uuids;
+
+/// The group.
+pub const GROUP: Group = Group {
+    name: "call",
+    about: "what Redis takes over a call of one claim, one at a time, and over a plain script's",
+    figures: &[RATIO, CLAIM, PLAIN],
+    run: |session| Box::pin(run(session)),
+};
+
+const RATIO: &Definition = &Definition::at_most("Redis' time for one call ÷ plain", Unit::Ratio, 1.6);
+const CLAIM: &Definition = &Definition::told("Redis' time for a call of one claim", Unit::CpuMicroseconds);
+const PLAIN: &Definition = &Definition::told("Redis' time for a plain call", Unit::CpuMicroseconds);
+
+const CALLS: usize = 20_000;
+const CAMPAIGN: &str = "bench";
+
+async fn run(session: &mut Session) -> anyhow::Result<()> {
+    for round in 1..=session.options.rounds {
+        session.begin_round();
+        let plain = session.measure(plain::call_us(CALLS)).await?;
+        let claim = claim_us(session).await?;
+        session.say(format_args!("round {round} · a call: {plain:.2} µs plain, {claim:.2} µs of one claim"));
+        session.add(RATIO, claim / plain);
+        session.add(CLAIM, claim);
+        session.add(PLAIN, plain);
+    }
+    Ok(())
+}
+
+/// Microseconds that Redis takes over the call for one claim. The relay, which calls scripts too, is off.
+async fn claim_us(session: &mut Session) -> anyhow::Result<f64> {
+    let directory = TempDir::with_prefix("cgb-")?;
+    let url = sqlite_url(&directory.path().join("claimgate.sqlite"));
+    let engine = Engine::start(Fsync::EverySecond, &url).await?;
+    let handle = engine.campaign(CAMPAIGN, generous()).await?;
+    let mut uuids = Uuids::of(session.seed());
+    // The first claim may have more to do.
+    engine.claim_in_turn(&handle, uuids.requests(CAMPAIGN, 1)?).await?;
+    let requests = uuids.requests(CAMPAIGN, CALLS)?;
+    let before = redis::script_calls(&engine.view).await?;
+    session.measure(engine.claim_in_turn(&handle, requests)).await?;
+    let call_us = redis::script_calls(&engine.view).await?.us_a_call_since(before, CALLS as u64)?;
+    engine.stop().await?;
+    Ok(call_us)
+}
