@@ -8,6 +8,7 @@ use super::Group;
 use crate::engine::{Engine, generous};
 use crate::figures::{Definition, Unit};
 use crate::lag::Watcher;
+use crate::processor::Threads;
 use crate::redis::Fsync;
 use crate::session::Session;
 use crate::users::Uuids;
@@ -16,13 +17,15 @@ use crate::users::Uuids;
 pub const GROUP: Group = Group {
     name: "relay",
     about: "the relay alone, into SQLite and into PostgreSQL",
-    figures: &[SQLITE, POSTGRES],
+    figures: &[SQLITE, POSTGRES, SQLITE_CPU, POSTGRES_CPU],
     run: |session| Box::pin(run(session)),
 };
 
 const SQLITE: &Definition = &Definition::at_least("relay into SQLite, alone", Unit::PerSecond, 60_000.0);
 const POSTGRES: &Definition =
     &Definition::at_least("relay into PostgreSQL, alone", Unit::PerSecond, 60_000.0);
+const SQLITE_CPU: &Definition = &Definition::at_most("relay's CPU a row, SQLite", Unit::CpuMicroseconds, 4.0);
+const POSTGRES_CPU: &Definition = &Definition::told("relay's CPU a row, PostgreSQL", Unit::CpuMicroseconds);
 
 const EVENTS: usize = 300_000;
 const CAMPAIGN: &str = "bench";
@@ -34,29 +37,36 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
         let directory = TempDir::with_prefix("cgb-")?;
         let sqlite = sqlite_url(&directory.path().join("claimgate.sqlite"));
         let postgres = postgres.database(&format!("round_{round}")).await;
-        for (name, figure, url) in [("SQLite", SQLITE, sqlite), ("PostgreSQL", POSTGRES, postgres)] {
+        for (name, figures, url) in
+            [("SQLite", [SQLITE, SQLITE_CPU], sqlite), ("PostgreSQL", [POSTGRES, POSTGRES_CPU], postgres)]
+        {
             session.begin_round();
-            let rate = relay(session, &url).await?;
-            session.say(format_args!("round {round} · relay into {name}: {rate:.0} rows/s"));
-            session.add(figure, rate);
+            let (rate, cpu_us) = relay(session, &url).await?;
+            session.say(format_args!(
+                "round {round} · relay into {name}: {rate:.0} rows/s, {cpu_us:.2} µs each"
+            ));
+            session.add(figures[0], rate);
+            session.add(figures[1], cpu_us);
         }
     }
     Ok(())
 }
 
-/// Rows per second into the database at `url`.
-async fn relay(session: &mut Session, url: &str) -> anyhow::Result<f64> {
+/// Rows per second into the database at `url`, and microseconds of processor time that the relay takes over each.
+async fn relay(session: &mut Session, url: &str) -> anyhow::Result<(f64, f64)> {
     let mut engine = Engine::start(Fsync::EverySecond, url).await?;
     let handle = engine.campaign(CAMPAIGN, generous()).await?;
     let requests = Uuids::of(session.seed()).requests(CAMPAIGN, EVENTS)?;
     engine.claim(&handle, requests).await?;
+    let before = Threads::of(std::process::id()).relay;
     let seconds = session
         .measure(async {
             engine.start_relay()?;
             Ok(Watcher::start(&engine.view, CAMPAIGN).finish().await?.seconds)
         })
         .await?;
+    let cpu_s = Threads::of(std::process::id()).relay - before;
     engine.check(&handle, EVENTS as u64).await?;
     engine.stop().await?;
-    Ok(EVENTS as f64 / seconds)
+    Ok((EVENTS as f64 / seconds, cpu_s * 1e6 / EVENTS as f64))
 }
