@@ -58,8 +58,8 @@ macro_rules! sets {
             claims: &Definition::told(concat!("in process, ", $word), Unit::PerSecond),
             plain_cpu: &Definition::told(
                 concat!("CPU a call, (a) -P 16, ", $word), Unit::CpuMicroseconds),
-            claim_cpu: &Definition::told(
-                concat!("CPU a claim, in process, ", $word), Unit::CpuMicroseconds),
+            claim_cpu: &Definition::at_most(
+                concat!("CPU a claim, in process, ", $word), Unit::CpuMicroseconds, 3.0),
             relayed_cpu: &Definition::told(
                 concat!("CPU a claim, relayed, ", $word), Unit::CpuMicroseconds),
             batch: &Definition::told(concat!("claims a batch in process, ", $word), Unit::Claims),

@@ -44,7 +44,7 @@ const SOLD_OUT_RATIO: &Definition =
 const NOT_OPEN_RATIO: &Definition =
     &Definition::at_least("\"not open\" at the edge ÷ hello world", Unit::Ratio, 0.85);
 const ADDED_RATIO: &Definition =
-    &Definition::at_most("latency the edge adds ÷ a bare forwarder's", Unit::Ratio, 1.5);
+    &Definition::at_most("latency the edge adds ÷ a bare forwarder's", Unit::Ratio, 1.4);
 const HELLO: &Definition = &Definition::told("a bare Worker's hello world", Unit::PerSecond);
 const SOLD_OUT: &Definition = &Definition::told("\"sold out\" at the edge", Unit::PerSecond);
 const NOT_OPEN: &Definition = &Definition::told("\"not open\" at the edge", Unit::PerSecond);

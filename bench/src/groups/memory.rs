@@ -26,7 +26,7 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-const BYTES: &Definition = &Definition::at_most("Redis bytes a claim, 1 M users", Unit::Bytes, 220.0);
+const BYTES: &Definition = &Definition::at_most("Redis bytes a claim, 1 M users", Unit::Bytes, 150.0);
 const USERS: &Definition = &Definition::told("… users (hash)", Unit::Bytes);
 const CLAIMS: &Definition = &Definition::told("… claims (hash)", Unit::Bytes);
 const HOLDS: &Definition = &Definition::told("… holds (sorted set)", Unit::Bytes);

@@ -20,7 +20,7 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-const RATIO: &Definition = &Definition::at_least("sold-out denials ÷ (b)", Unit::Ratio, 0.85);
+const RATIO: &Definition = &Definition::at_least("sold-out denials ÷ (b)", Unit::Ratio, 0.9);
 const DENIALS: &Definition = &Definition::told("(d) sold-out denials", Unit::PerSecond);
 const BARE: &Definition = &Definition::told("(b) beside the denials", Unit::PerSecond);
 const P99: &Definition = &Definition::told("(d) p99 of denials at top rate", Unit::Microseconds);
