@@ -1,7 +1,6 @@
-#!lua flags=allow-oom
 -- ack: takes outbox entries that SQL has committed off the stream. Frees memory, so it runs without memory too.
 --
--- KEYS  1 campaign   2 outbox
+-- KEYS  as in prelude.lua
 -- ARGV  entry id and its number of events, in turn
 --
 -- Replies
@@ -9,10 +8,17 @@
 
 local events = 0
 for at = 1, #ARGV, 2 do
-  if redis.call('XACK', KEYS[2], 'relay', ARGV[at]) == 1 then
-    redis.call('XDEL', KEYS[2], ARGV[at])
+  if redis.call('XACK', outbox_key, 'relay', ARGV[at]) == 1 then
+    redis.call('XDEL', outbox_key, ARGV[at])
     events = events + ARGV[at + 1]
   end
 end
-if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
-return redis.call('HINCRBY', KEYS[1], 'backlog', string.format('%.0f', 0 - events))
+local state = redis.call('HGET', users_key, '.')
+if not parse_identity(state) then return 0 end
+local at = 2 + string.byte(state) + BACKLOG_AT
+local backlog = struct.unpack('>I6', state, at) - events
+if events > 0 then
+  redis.call('HSET', users_key, '.', string.sub(state, 1, at - 1) .. struct.pack('>I6', math.max(backlog, 0))
+    .. string.sub(state, at + 6))
+end
+return backlog

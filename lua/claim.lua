@@ -2,7 +2,7 @@
 -- or nothing. An empty list is a sweep: it only gives back.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-5 as in prelude.lua, 6 bound of the backlog (events), 7 the claims, one behind the other:
+-- ARGV  1-2 as in prelude.lua, 3 bound of the backlog (events), 4 the claims, one behind the other:
 --       user (length 1), digest 16, quantity 4
 --
 -- Replies
@@ -27,65 +27,81 @@ local function code(number) return string.char(number) end
 local GRANT, REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER, PER_CLAIM, DAILY, USER, TOTAL, AGAIN, FULL =
   code(1), code(2), code(3), code(4), code(5), code(6), code(7), code(8), code(9), code(10), code(11), code(12), code(13)
 
--- The limits in the order in which they refuse: what is answered, and the campaign's field. What is taken of each stands
--- at the same place in `used`. A further limit is a further entry.
-local LIMITS = { { DAILY, 'per_user_per_day' }, { USER, 'per_user' }, { TOTAL, 'total' } }
-local TODAY, EVER, ALL = 1, 2, 3
+-- The claims, and what is known of their users; the state comes with these.
+local packed, at, count = ARGV[4], 1, 0
+local fields, digests, quantities = { '.' }, {}, {}
+while at <= #packed do
+  count = count + 1
+  fields[count + 1], digests[count], quantities[count], at = struct.unpack('>I1c0c16I4', packed, at)
+end
+local read = redis.call('HMGET', users_key, unpack(fields))
 
-local function closed(campaign, now)
-  if campaign.admin_state == 'paused' then return PAUSED end
-  if campaign.admin_state == 'ended' then return ENDED end
+local campaign, why = open_campaign(read[1])
+if not campaign then return { 'not_ready', why } end
+local now = milliseconds()
+if now >= campaign.days_until then return { 'not_ready', 'days' } end
+local work = new_work(campaign, now)
+local records = work.records
+
+-- Gives back the holds that are due; whether more may be.
+local function expire_due_holds()
+  if not holds_are_whole(campaign) then
+    work.is_damaged = true
+    return false
+  end
+  local user_ids, due_digests = due_holds(now)
+  -- A hold that was confirmed or returned was the first to fall due.
+  if #user_ids == 0 then campaign.next_due, work.is_stale = first_due(), true end
+  for i, user_id in ipairs(user_ids) do
+    local record = records[user_id] or redis.call('HGET', users_key, user_id)
+    expire_hold(work, user_id, record, due_digests[i])
+  end
+  return #user_ids == DUE_MAX
+end
+
+local more_due = now >= campaign.next_due and expire_due_holds()
+local total, per_claim = campaign.total, campaign.per_claim
+local per_user, per_user_per_day = campaign.per_user, campaign.per_user_per_day
+local first_sequence, first_taken = campaign.sequence, campaign.taken
+local sequence, taken, today = first_sequence, first_taken, day_at(campaign, now)
+local status, expires_at = GRANTED, 0
+if campaign.hold_ms > 0 then status, expires_at = HELD, now + campaign.hold_ms end
+local users, event_users, event_claims = work.users, work.event_users, work.event_claims
+local events, room = #event_users, tonumber(ARGV[3]) - campaign.backlog
+local shared_quantity, shared_day, shared_part, first_counters
+
+-- Why every claim is refused, if it is.
+local function closed()
+  if campaign.admin_state == PAUSED_BY_HAND then return PAUSED end
+  if campaign.admin_state == ENDED_BY_HAND then return ENDED end
   if now < campaign.starts_at then return NOT_STARTED .. struct.pack('>I6', campaign.starts_at) end
   if now >= campaign.ends_at then return OVER .. struct.pack('>I6', campaign.ends_at) end
 end
 
-local campaign, why = open_campaign()
-if not campaign then return { 'not_ready', why } end
-local now = milliseconds()
-if now >= campaign.days_until then return { 'not_ready', 'days' } end
-
--- The due holds come first in these lists, then the claims.
-local user_ids, digests = due_holds(now)
-local quantities, due = {}, #user_ids
-local packed, at, count = ARGV[7], 1, due
-while at <= #packed do
-  count = count + 1
-  user_ids[count], digests[count], quantities[count], at = struct.unpack('>I1c0c16I4', packed, at)
-end
-local work = new_work(campaign, now)
-local read = read_records(work, user_ids, digests)
-local records = work.records
-for i = 1, due do
-  local user_id = user_ids[i]
-  expire_hold(work, user_id, records[user_id] or read[i], digests[i])
-end
-
-local sequence, taken, room = campaign.sequence, campaign.taken, tonumber(ARGV[6]) - campaign.backlog
-local closed_now, more_due, today = closed(campaign, now), due == DUE_MAX, day_at(campaign.days, now)
-local status, expires_at = GRANTED, 0
-if campaign.hold_ms then status, expires_at = HELD, now + campaign.hold_ms end
-local limits, used = {}, {}
-for i, limit in ipairs(LIMITS) do limits[i] = campaign[limit[2]] or UNLIMITED end
-local users, event_users, event_claims = work.users, work.event_users, work.event_claims
-local events, shared_quantity, shared_day, shared_part, first_counters = #event_users, nil, nil, nil, nil
-
--- Why a claim is refused, if it is.
-local function refusal(day, quantity)
-  if quantity > campaign.per_claim then return PER_CLAIM .. struct.pack('>I5', campaign.per_claim) end
-  for i = 1, #limits do
-    if quantity > limits[i] - used[i] then
-      if more_due then return AGAIN end
-      local answer = LIMITS[i][1] .. struct.pack('>I5', math.max(limits[i] - used[i], 0))
-      return LIMITS[i][1] == DAILY and answer .. struct.pack('>I3', day) or answer
-    end
+-- Why a claim of a user who has so much of `day` and of all days is refused, if it is. The limits refuse in this order.
+local function refusal(quantity, day, on_it, ever)
+  local answer, left, behind
+  if quantity > per_claim then
+    return PER_CLAIM .. struct.pack('>I5', per_claim)
+  elseif quantity > per_user_per_day - on_it then
+    answer, left, behind = DAILY, per_user_per_day - on_it, struct.pack('>I3', day)
+  elseif quantity > per_user - ever then
+    answer, left = USER, per_user - ever
+  elseif quantity > total - taken then
+    answer, left = TOTAL, total - taken
+  elseif events >= room then
+    return FULL
+  else
+    return nil
   end
-  if events >= room then return FULL end
+  if more_due then return AGAIN end
+  answer = answer .. struct.pack('>I5', math.max(left, 0))
+  return behind and answer .. behind or answer
 end
 
 -- Packs what neighbouring claims share, when quantity or day is another: the end of their records, and the counters of
 -- a user who had nothing.
 local function share(quantity, day)
-  if shared_quantity == quantity and shared_day == day then return end
   shared_quantity, shared_day = quantity, day
   shared_part = struct.pack('>I4I1I1I6I6I3', quantity, status, 1, now, expires_at, day)
   first_counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
@@ -100,49 +116,47 @@ local function with_claim(user_id, record, claim)
   return string.sub(record, 1, HEADER - 1) .. code(1) .. string.sub(record, HEADER + CLAIM + 1)
 end
 
+local closed_now = closed()
 -- The lists are filled by a counted place: `#` looks for their end each time.
-local function grant(user_id, record, digest, quantity, day)
-  sequence, used[ALL] = sequence + 1, used[ALL] + quantity
-  share(quantity, day)
-  local claim = digest .. struct.pack('>I5', sequence) .. shared_part
-  if record then
-    local moved = string.byte(record, HEADER)
-    record = with_claim(user_id, with_counters(record, day, used[TODAY] + quantity, used[EVER] + quantity, moved), claim)
-  else
-    record = first_counters .. claim
-  end
-  records[user_id] = record
-  events = events + 1
-  users[2 * events - 1], users[2 * events] = user_id, record
-  event_users[events], event_claims[events] = user_id, claim
-  if expires_at > 0 then append(work.held, expires_at, hold_member(user_id, digest)) end
-  return GRANT
-end
-
-local function decide(user_id, record, digest, quantity)
-  local day = today
-  used[TODAY], used[EVER] = 0, 0
-  if record then
-    local claim = find_claim(work, record, digest)
-    if claim then return struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED end
-    local last_day, on_it, ever = unpack_user(record)
-    used[EVER] = ever
-    -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
-    if last_day >= today then day, used[TODAY] = last_day, on_it end
-  end
-  return closed_now or refusal(day, quantity) or grant(user_id, record, digest, quantity, day)
-end
-
-used[ALL] = taken
 local answers = {}
-for i = due + 1, count do
-  local user_id = user_ids[i]
-  answers[i - due] = decide(user_id, records[user_id] or read[i], digests[i], quantities[i])
+for i = 1, count do
+  local user_id, digest, quantity = fields[i + 1], digests[i], quantities[i]
+  local record = records[user_id] or read[i + 1]
+  local day, on_it, ever, claim = today, 0, 0, nil
+  if record then
+    claim = find_claim(work, record, digest)
+    local last_day, units
+    last_day, units, ever = unpack_user(record)
+    -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
+    if last_day >= today then day, on_it = last_day, units end
+  end
+  local answer
+  if claim then
+    answer = struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED
+  else
+    answer = closed_now or refusal(quantity, day, on_it, ever)
+  end
+  if not answer then
+    answer = GRANT
+    sequence, taken, events = sequence + 1, taken + quantity, events + 1
+    if shared_quantity ~= quantity or shared_day ~= day then share(quantity, day) end
+    claim = digest .. struct.pack('>I5', sequence) .. shared_part
+    if record then
+      local moved = string.byte(record, HEADER)
+      record = with_claim(user_id, with_counters(record, day, on_it + quantity, ever + quantity, moved), claim)
+    else
+      record = first_counters .. claim
+    end
+    records[user_id] = record
+    users[2 * events + 1], users[2 * events + 2] = user_id, record
+    event_users[events], event_claims[events] = user_id, claim
+    if expires_at > 0 then append(work.held, expires_at, hold_member(user_id, digest)) end
+  end
+  answers[i] = answer
 end
-local first_sequence, first_taken = campaign.sequence, taken
-campaign.sequence, campaign.taken = sequence, used[ALL]
-write_all(work)
+campaign.sequence, campaign.taken = sequence, taken
+if not write_all(work) then return { 'not_ready', 'sentinel' } end
 return {
-  'decided', now, campaign.version, campaign.events, campaign.total or -1, more_due and 1 or 0,
+  'decided', now, campaign.version, campaign.events, total < UNLIMITED and total or -1, more_due and 1 or 0,
   first_sequence, first_taken, expires_at, table.concat(answers),
 }

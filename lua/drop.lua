@@ -8,6 +8,6 @@
 -- Replies
 --   1 when nothing is left; 0 when what is there is not what this token suspended: nothing was changed
 
-local token, state = unpack(redis.call('HMGET', KEYS[1], 'token', 'admin_state'))
-if token == ARGV[1] and state == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end
+local token, phase = unpack(redis.call('HMGET', KEYS[1], 'token', 'phase'))
+if token == ARGV[1] and phase == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end
 return redis.call('EXISTS', unpack(KEYS)) == 0 and 1 or 0

@@ -2,14 +2,13 @@
 -- under the same token. Until the last step every other script answers that the campaign is loading.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1 layout   2 epoch   3 fencing token   4 step, then by step:
---       'begin'  register id, the server's replication id    replaces what was suspended: every key's sentinel, and the
---                                                            consumer group
+-- ARGV  1 identity   2 epoch   3 fencing token   4 step, then by step:
+--       'begin'                              replaces what was suspended: every key's sentinel, and the consumer group
 --       'users'  user id, record, ...        at most 1,000 pairs
 --       'claims' digest, record, ...         claims beyond their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs
---       'open'   sequence and events to continue after, units taken, the sum of the claims' revisions, then field and value
---                of the campaign's hash, in turn
+--       'open'   sequence and events to continue after, units taken, the sum of the claims' revisions, admin state, rules,
+--                packed as in prelude.lua
 --
 -- Replies
 --   {'done'}
@@ -19,18 +18,20 @@
 local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]
 
 local function late()
-  local last_token, state, loading_epoch = unpack(redis.call('HMGET', campaign_key, 'token', 'admin_state', 'epoch'))
+  local last_token, phase, loading_epoch = unpack(redis.call('HMGET', campaign_key, 'token', 'phase', 'epoch'))
   if last_token ~= token then return true end
-  if step == 'begin' then return state ~= 'suspended' end
-  return state ~= 'loading' or loading_epoch ~= epoch
+  if step == 'begin' then return phase ~= 'suspended' end
+  -- Users lost since the beginning would be lost for good: the state vouches for them.
+  return phase ~= 'loading' or loading_epoch ~= epoch or redis.call('HGET', users_key, '.') ~= epoch
 end
 
 local steps = {
   begin = function()
     local sentinel = '0-' .. epoch
+    local layout, register_id = parse_identity(ARGV[1])
     redis.call('UNLINK', unpack(KEYS))
-    redis.call('HSET', campaign_key, 'layout', ARGV[1], 'epoch', epoch, 'token', token, 'register_id', ARGV[5],
-      'replication_id', ARGV[6], 'admin_state', 'loading')
+    redis.call('HSET', campaign_key, 'layout', layout, 'epoch', epoch, 'token', token, 'register_id', register_id,
+      'phase', 'loading')
     redis.call('HSET', users_key, '.', epoch)
     redis.call('HSET', claims_key, '.', epoch)
     redis.call('ZADD', holds_key, '-' .. epoch, '.')
@@ -41,8 +42,12 @@ local steps = {
   claims = function() redis.call('HSET', claims_key, unpack(ARGV, 5)) end,
   holds = function() redis.call('ZADD', holds_key, unpack(ARGV, 5)) end,
   open = function()
-    redis.call('HSET', campaign_key, 'sequence', ARGV[5], 'events', ARGV[6], 'events_loaded', ARGV[6], 'taken', ARGV[7],
-      'revisions_loaded', ARGV[8], 'backlog', '0', unpack(ARGV, 9))
+    local campaign = {
+      sequence = tonumber(ARGV[5]), events = tonumber(ARGV[6]), taken = tonumber(ARGV[7]), backlog = 0,
+      loaded_epoch = tonumber(epoch), next_due = first_due(), admin_state = tonumber(ARGV[9]),
+    }
+    redis.call('HSET', users_key, '.', pack_state(campaign, ARGV[10]))
+    redis.call('HSET', campaign_key, 'phase', 'open', 'events_loaded', ARGV[6], 'revisions_loaded', ARGV[8])
   end,
 }
 

@@ -4,23 +4,35 @@
 -- under memory pressure before it writes anything) is always the first line.
 --
 -- KEYS  1 campaign (hash)   2 users (hash)   3 claims (hash)   4 holds (zset)   5 outbox (stream)
--- ARGV  1 layout   2 epoch   3 minimum event count   4 register id   5 the server's replication id   then the script's own
+-- ARGV  1 identity   2 minimum event count   then the script's own
 --
 -- Numbers are whole, at most 2^53. Bytes are big endian.
+--   state            identity, admin state 1, sequence 6, taken 6, events 6, backlog 6, loaded epoch 5, next hold due ms 6,
+--                    then the rules. It stands at '.' among the users, so that one command reads it with a user's record,
+--                    and one writes both: what vouches for the counters is lost together with what was counted
+--   identity         the length 1 of what follows: epoch 5, then as text, separated by spaces: layout, register id,
+--                    replication id
+--   rules            starts at ms 6, ends at ms 6, total 5, per user 5, per user and day 5, per claim 5, hold ms 6,
+--                    days until ms 6, version 6, then the UTC offsets: from second 5, seconds ahead 4, in turn
 --   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
 --   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 1, claimed at 6, expires at 6, day 3
---   outbox entry     its users, space-separated, and as many claims' records in the same order
+--   outbox entry     head: epoch 5, events so far 6, written at ms 6, total or none 5, taken 6;
+--                    its users, space-separated, and as many claims' records in the same order
+-- All bits of a limit or a time are set where there is none; a hold of 0 ms is none.
 --
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs.
 
 local campaign_key, users_key, claims_key, holds_key, outbox_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local LAYOUT = '4'
+local LAYOUT = '5'
 local HEADER, CLAIM, DIGEST = 14, 42, 16
+local COUNTERS, COUNTERS_BYTES, BACKLOG_AT = '>I1I6I6I6I6I5I6', 36, 19
+local RULES = 'I6I6I5I5I5I5I6I6I6'
 local INLINE_MAX = 8
 local DUE_MAX = 256
 local FIELDS_MAX = 2000
-local UNLIMITED = 2 ^ 40 - 1
+local UNLIMITED, NEVER = 2 ^ 40 - 1, 2 ^ 48 - 1
+local ON, PAUSED_BY_HAND, ENDED_BY_HAND, SUSPENDED = 1, 2, 3, 4
 local GRANTED, HELD, RETURNED, EXPIRED = 1, 2, 3, 4
 
 local function milliseconds()
@@ -28,42 +40,81 @@ local function milliseconds()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The campaign if this script may act on it, else nil and why not: anything missing, of another register, epoch or
--- replication id, or with fewer events (grants, confirmations, returns, expiries) than the minimum event count, means that
--- the counters cannot be trusted.
-local function open_campaign()
-  local layout, epoch, sequence, taken, admin_state, starts_at, ends_at, total, per_user, per_user_per_day, per_claim,
-    hold_ms, days, days_until, version, backlog, events, register_id, replication_id = unpack(redis.call('HMGET',
-    campaign_key, 'layout', 'epoch', 'sequence', 'taken', 'admin_state', 'starts_at', 'ends_at', 'total', 'per_user',
-    'per_user_per_day', 'per_claim', 'hold_ms', 'days', 'days_until', 'version', 'backlog', 'events', 'register_id',
-    'replication_id'))
-  if not layout then return nil, 'missing' end
-  if layout ~= LAYOUT or ARGV[1] ~= LAYOUT then return nil, 'layout' end
-  if register_id ~= ARGV[4] then return nil, 'register' end
-  if admin_state == 'loading' or admin_state == 'suspended' then return nil, admin_state end
-  if epoch ~= ARGV[2] then return nil, 'epoch' end
-  if replication_id ~= ARGV[5] then return nil, 'replication' end
-  if tonumber(events) < tonumber(ARGV[3]) then return nil, 'behind' end
-  if redis.call('HGET', users_key, '.') ~= epoch or redis.call('HGET', claims_key, '.') ~= epoch
-    or redis.call('ZSCORE', holds_key, '.') ~= '-' .. epoch
-    or #redis.call('XRANGE', outbox_key, '0-' .. epoch, '0-' .. epoch) ~= 1 then
-    return nil, 'sentinel'
-  end
+-- Layout, register id and epoch of a state or of an identity; nothing when it is neither.
+local function parse_identity(bytes)
+  if not bytes or #bytes < 7 then return end
+  local layout, register_id = string.match(string.sub(bytes, 7, 1 + string.byte(bytes)), '^(%S+) (%S+) %S*$')
+  if layout then return layout, register_id, (struct.unpack('>I5', bytes, 2)) end
+end
+
+-- Why a state whose identity is not the one that was asked for cannot be trusted.
+local function why_not_trusted(state)
+  local known_layout, known_register_id, phase = unpack(redis.call('HMGET', campaign_key, 'layout', 'register_id', 'phase'))
+  local layout, register_id, epoch = parse_identity(state)
+  local wanted_layout, wanted_register_id, wanted_epoch = parse_identity(ARGV[1])
+  if not (layout or known_layout) then return 'missing' end
+  if (known_layout or layout) ~= LAYOUT or wanted_layout ~= LAYOUT then return 'layout' end
+  if (register_id or known_register_id) ~= wanted_register_id then return 'register' end
+  if phase == 'loading' or phase == 'suspended' then return phase end
+  if not epoch then return 'missing' end
+  return epoch == wanted_epoch and 'replication' or 'epoch'
+end
+
+-- The campaign of that state if this script may act on it, else nil and why not: anything missing, of another layout,
+-- register, epoch or replication id, or with fewer events (grants, confirmations, returns, expiries) than the minimum
+-- event count, means that the counters cannot be trusted.
+local function open_campaign(state)
+  local identity = ARGV[1]
+  if not state or string.sub(state, 1, #identity) ~= identity then return nil, why_not_trusted(state) end
+  local admin_state, sequence, taken, events, backlog, loaded_epoch, next_due, starts_at, ends_at, total, per_user,
+    per_user_per_day, per_claim, hold_ms, days_until, version, days_at =
+    struct.unpack(COUNTERS .. RULES, state, #identity + 1)
+  if admin_state == SUSPENDED then return nil, 'suspended' end
+  if events < tonumber(ARGV[2]) then return nil, 'behind' end
   return {
-    epoch = epoch, sequence = tonumber(sequence), taken = tonumber(taken), admin_state = admin_state,
-    starts_at = tonumber(starts_at), ends_at = tonumber(ends_at) or math.huge,
-    total = tonumber(total), per_user = tonumber(per_user) or UNLIMITED,
-    per_user_per_day = tonumber(per_user_per_day) or UNLIMITED, per_claim = tonumber(per_claim) or UNLIMITED,
-    hold_ms = tonumber(hold_ms), days = days, days_until = tonumber(days_until), version = tonumber(version),
-    backlog = tonumber(backlog), events = tonumber(events),
+    state = state, days_at = days_at, admin_state = admin_state, sequence = sequence, taken = taken, events = events,
+    backlog = backlog, loaded_epoch = loaded_epoch, next_due = next_due, starts_at = starts_at, ends_at = ends_at,
+    total = total, per_user = per_user, per_user_per_day = per_user_per_day, per_claim = per_claim, hold_ms = hold_ms,
+    days_until = days_until, version = version,
   }
 end
 
+-- A state with these counters before the same rules, or before others.
+local function pack_state(campaign, rules)
+  return ARGV[1] .. struct.pack(COUNTERS, campaign.admin_state, campaign.sequence, campaign.taken, campaign.events,
+    campaign.backlog, campaign.loaded_epoch, campaign.next_due)
+    .. (rules or string.sub(campaign.state, #ARGV[1] + COUNTERS_BYTES + 1))
+end
+
+-- Whether these keys are there, and of the same load as the state. A script that only counts on some of them asks for
+-- those alone, before it writes anything.
+local function claims_are_whole(campaign)
+  return redis.call('HGET', claims_key, '.') == string.format('%.0f', campaign.loaded_epoch)
+end
+local function holds_are_whole(campaign)
+  return redis.call('ZSCORE', holds_key, '.') == string.format('-%.0f', campaign.loaded_epoch)
+end
+local function outbox_is_whole(campaign)
+  local sentinel = string.format('0-%.0f', campaign.loaded_epoch)
+  return #redis.call('XRANGE', outbox_key, sentinel, sentinel) == 1
+end
+
+-- The campaign as above, of which every key is there.
+local function open_whole_campaign()
+  local campaign, why = open_campaign(redis.call('HGET', users_key, '.'))
+  if not campaign then return nil, why end
+  if redis.call('HGET', campaign_key, 'phase') ~= 'open' then return nil, 'missing' end
+  if not (claims_are_whole(campaign) and holds_are_whole(campaign) and outbox_is_whole(campaign)) then
+    return nil, 'sentinel'
+  end
+  return campaign
+end
+
 -- The calendar day at `now` in the campaign's time zone, as days since 1970: the last offset that has begun counts.
-local function day_at(days, now)
-  local seconds = math.floor(now / 1000)
+local function day_at(campaign, now)
+  local seconds, days = math.floor(now / 1000), campaign.state
   local offset = 0
-  for at = 1, #days, 9 do
+  for at = campaign.days_at, #days, 9 do
     local from, ahead = struct.unpack('>I5i4', days, at)
     if from > seconds then break end
     offset = ahead
@@ -82,9 +133,9 @@ local function with_counters(record, day, today, ever, moved)
   return struct.pack('>I3I5I5I1', day, today, ever, moved) .. string.sub(record, HEADER + 1)
 end
 
-local function unpack_claim(record, at)
+local function unpack_claim(record)
   local digest, sequence, quantity, status, revision, claimed_at, expires_at, day =
-    struct.unpack('>c16I5I4I1I1I6I6I3', record, at or 1)
+    struct.unpack('>c16I5I4I1I1I6I6I3', record)
   return {
     digest = digest, status = status, revision = revision, quantity = quantity, sequence = sequence,
     claimed_at = claimed_at, expires_at = expires_at, day = day,
@@ -96,53 +147,36 @@ local function pack_claim(claim)
     claim.claimed_at, claim.expires_at, claim.day)
 end
 
--- Where `digest` begins among the claims in a user's record, or nil.
-local function find_inline(record, digest)
-  for at = HEADER + 1, #record, CLAIM do
-    if string.sub(record, at, at + DIGEST - 1) == digest then return at end
-  end
-end
-
--- The values of these fields of a hash, false for none.
-local function read_fields(key, fields)
-  local values = {}
-  for from = 1, #fields, FIELDS_MAX do
-    local portion = redis.call('HMGET', key, unpack(fields, from, math.min(from + FIELDS_MAX - 1, #fields)))
-    for i = 1, #portion do values[from + i - 1] = portion[i] end
-  end
-  return values
-end
-
 -- What a script has read, and what it writes all at once at its end. `records` has users' records as they stand
--- by now, `moved` those of claims that have moved out; the lists are arguments of the commands that write them.
+-- by now, `moved` those of claims that have moved out; the lists are arguments of the commands that write them, `users`
+-- with room for the state at its beginning. `is_damaged`: a key is not whole. `is_stale`: the state is to be written
+-- whatever else is.
 local function new_work(campaign, now)
   return {
-    campaign = campaign, now = now, records = {}, moved = {}, users = {}, claims = {}, held = {}, freed = {},
+    campaign = campaign, now = now, records = {}, moved = {}, users = { '.', false }, claims = {}, held = {}, freed = {},
     event_users = {}, event_claims = {},
   }
 end
 
--- Reads these users' records, in their order, and those of these claims that have moved out; the lists go side by side.
-local function read_records(work, user_ids, digests)
-  local records, apart = read_fields(users_key, user_ids), {}
-  for i = 1, #user_ids do
-    local record = records[i]
-    if record and string.byte(record, HEADER) == 1 and not find_inline(record, digests[i]) then
-      apart[#apart + 1] = digests[i]
-    end
+-- The record of a claim that has moved out, or nil.
+local function find_moved(work, digest)
+  local packed = work.moved[digest]
+  if packed == nil then
+    work.is_damaged = work.is_damaged or not claims_are_whole(work.campaign)
+    packed = redis.call('HGET', claims_key, digest)
+    packed = packed and string.sub(packed, 1, CLAIM)
+    work.moved[digest] = packed
   end
-  for i, moved in ipairs(read_fields(claims_key, apart)) do
-    work.moved[apart[i]] = moved and string.sub(moved, 1, CLAIM)
-  end
-  return records
+  return packed or nil
 end
 
 -- The claim of that digest, packed, and where it stands in its user's record; nil for none.
 local function find_claim(work, record, digest)
   if not record then return nil end
-  local at = find_inline(record, digest)
-  if at then return string.sub(record, at, at + CLAIM - 1), at end
-  return work.moved[digest] or nil
+  for at = HEADER + 1, #record, CLAIM do
+    if string.sub(record, at, at + DIGEST - 1) == digest then return string.sub(record, at, at + CLAIM - 1), at end
+  end
+  if string.byte(record, HEADER) == 1 then return find_moved(work, digest) end
 end
 
 local function append(list, first, second)
@@ -190,6 +224,12 @@ local function due_holds(now)
   return user_ids, digests
 end
 
+-- When the first hold of all falls due.
+local function first_due()
+  local first = redis.call('ZRANGE', holds_key, 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+  return tonumber(first[2]) or NEVER
+end
+
 local function hold_member(user_id, digest) return user_id .. '.' .. digest end
 
 local function expire_hold(work, user_id, record, digest)
@@ -209,20 +249,42 @@ local function write(command, key, list)
   end
 end
 
--- Everything the script has changed. All that can fail has been done before. What a list names twice is there as it
--- stands last.
+-- Whether a key that the script counts on, or would write to, is not whole. The outbox, which every event is written to,
+-- tells by itself.
+local function is_damaged(work)
+  return work.is_damaged
+    or #work.claims > 0 and not claims_are_whole(work.campaign)
+    or #work.held + #work.freed > 0 and not holds_are_whole(work.campaign)
+end
+
+-- The next hold that falls due, once the holds are written.
+local function next_due(work)
+  if #work.freed > 0 then return first_due() end
+  if #work.held > 0 then return math.min(work.campaign.next_due, work.now + work.campaign.hold_ms) end
+  return work.campaign.next_due
+end
+
+-- Writes everything that the script has changed; false, and nothing is written, when a key is not whole. All else that can
+-- fail has been done before. What a list names twice is there as it stands last.
 local function write_all(work)
-  write('HSET', users_key, work.users)
+  if is_damaged(work) then return false end
+  local campaign, events = work.campaign, #work.event_users
+  if events == 0 and #work.freed == 0 and not work.is_stale then return true end
+  if events > 0 then
+    campaign.events, campaign.backlog = campaign.events + events, campaign.backlog + events
+    local head = string.sub(ARGV[1], 2, 6)
+      .. struct.pack('>I6I6I5I6', campaign.events, work.now, campaign.total, campaign.taken)
+    -- The first of all writes: where the outbox is gone, nothing has changed.
+    if not redis.call('XADD', outbox_key, 'NOMKSTREAM', '*', 'head', head, 'users',
+      table.concat(work.event_users, ' '), 'claims', table.concat(work.event_claims)) then
+      return false
+    end
+  end
   write('HSET', claims_key, work.claims)
   write('ZADD', holds_key, work.held)
   write('ZREM', holds_key, work.freed)
-  local campaign, events = work.campaign, #work.event_users
-  if events == 0 then return end
-  campaign.events = campaign.events + events
-  local count, taken = string.format('%.0f', campaign.events), string.format('%.0f', campaign.taken)
-  redis.call('HSET', campaign_key, 'taken', taken, 'events', count, 'sequence', string.format('%.0f', campaign.sequence),
-    'backlog', string.format('%.0f', campaign.backlog + events))
-  redis.call('XADD', outbox_key, '*', 'epoch', campaign.epoch, 'count', count, 'at', string.format('%.0f', work.now),
-    'total', string.format('%.0f', campaign.total or 0), 'taken', taken,
-    'users', table.concat(work.event_users, ' '), 'claims', table.concat(work.event_claims))
+  campaign.next_due = next_due(work)
+  work.users[2] = pack_state(campaign)
+  write('HSET', users_key, work.users)
+  return true
 end

@@ -2,7 +2,7 @@
 -- nothing.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-5 as in prelude.lua
+-- ARGV  1-2 as in prelude.lua
 --
 -- Replies
 --   {'sold_out', version, sequence, most, ms}    most: what a user without claims could ask for, were there enough;
@@ -10,13 +10,11 @@
 --   {'open'}                                     something is left, or another rule refuses first
 --   {'not_ready', why}                           as in claim.lua
 
-local campaign, why = open_campaign()
+local campaign, why = open_whole_campaign()
 if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
-local hold = redis.call('ZRANGE', holds_key, 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
-local ends = math.min(campaign.ends_at, hold[2] or math.huge, now + 1000)
-if campaign.admin_state ~= 'on' or now < campaign.starts_at or now >= ends
-  or campaign.taken < (campaign.total or math.huge) then
+local ends = math.min(campaign.ends_at, campaign.next_due, now + 1000)
+if campaign.admin_state ~= ON or now < campaign.starts_at or now >= ends or campaign.taken < campaign.total then
   return { 'open' }
 end
 local most = math.min(campaign.per_claim, campaign.per_user, campaign.per_user_per_day)

@@ -13,24 +13,31 @@
 --   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
 
 local STUB_MS = 3600000
-local layout, register_id, token, epoch, sequence, events, taken, events_loaded, revisions_loaded = unpack(redis.call(
-  'HMGET', campaign_key, 'layout', 'register_id', 'token', 'epoch', 'sequence', 'events', 'taken', 'events_loaded',
-  'revisions_loaded'))
-epoch = epoch or '0'
+local layout, register_id, token, epoch, events_loaded, revisions_loaded = unpack(redis.call('HMGET', campaign_key,
+  'layout', 'register_id', 'token', 'epoch', 'events_loaded', 'revisions_loaded'))
+local state = redis.call('HGET', users_key, '.')
+local state_layout, state_register_id, state_epoch = parse_identity(state)
+local is_there = layout or state_layout
+layout, register_id = layout or state_layout, state_register_id or register_id
 if layout and layout ~= ARGV[1] then return { 'not_ready', 'layout' } end
 if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end
 if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end
 
-sequence, events, taken = tonumber(sequence) or 0, tonumber(events) or 0, tonumber(taken) or 0
-events_loaded, revisions_loaded = tonumber(events_loaded), tonumber(revisions_loaded)
-local revisions = -1
-if events_loaded and revisions_loaded and redis.call('HGET', users_key, '.') == epoch
-  and redis.call('HGET', claims_key, '.') == epoch then
-  -- Every event raises one claim's revision by one.
-  revisions = revisions_loaded + events - events_loaded
+local sequence, taken, events, revisions = 0, 0, 0, -1
+if state_epoch then
+  local at, campaign = 2 + string.byte(state), {}
+  campaign.admin_state, sequence, taken, events, campaign.backlog, campaign.loaded_epoch =
+    struct.unpack(COUNTERS, state, at)
+  epoch = string.format('%.0f', state_epoch)
+  if events_loaded and revisions_loaded and claims_are_whole(campaign) then
+    -- Every event raises one claim's revision by one.
+    revisions = revisions_loaded + events - events_loaded
+  end
+  redis.call('HSET', users_key, '.', string.sub(state, 1, at - 1) .. string.char(SUSPENDED) .. string.sub(state, at + 1))
 end
+epoch = epoch or '0'
 redis.call('HSET', campaign_key, 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
-  'admin_state', 'suspended')
+  'phase', 'suspended')
 -- A stub holds nothing: one left by a core that was late or died expires by itself.
-if not layout then redis.call('PEXPIRE', campaign_key, STUB_MS) end
-return { 'suspended', tonumber(epoch) or 0, sequence, events, taken, revisions }
+if not is_there then redis.call('PEXPIRE', campaign_key, STUB_MS) end
+return { 'suspended', tonumber(epoch), sequence, events, taken, revisions }

@@ -2,7 +2,7 @@
 -- Works whatever the campaign's window or state.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-5 as in prelude.lua, 6 'confirm' or 'return', 7 user id, 8 digest (16 bytes)
+-- ARGV  1-2 as in prelude.lua, 3 'confirm' or 'return', 4 user id, 5 digest (16 bytes)
 --
 -- Replies
 --   {'transitioned', claim's record, events so far}    the claim as it stands now; its status tells whether that is what
@@ -10,12 +10,13 @@
 --   {'unknown'}                                        no such claim
 --   {'not_ready', why}                                 as in claim.lua
 
-local campaign, why = open_campaign()
+local user_id, digest = ARGV[4], ARGV[5]
+local state, record = unpack(redis.call('HMGET', users_key, '.', user_id))
+local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
 local work = new_work(campaign, milliseconds())
-local user_id, digest = ARGV[7], ARGV[8]
-local record = read_records(work, { user_id }, { digest })[1]
 local packed, at = find_claim(work, record, digest)
+if work.is_damaged then return { 'not_ready', 'sentinel' } end
 if not packed then return { 'unknown' } end
 local claim = unpack_claim(packed)
 
@@ -28,10 +29,10 @@ end
 
 if claim.status == HELD and work.now >= claim.expires_at then
   change_to(EXPIRED)
-elseif ARGV[6] == 'confirm' and claim.status == HELD then
+elseif ARGV[3] == 'confirm' and claim.status == HELD then
   change_to(GRANTED)
-elseif ARGV[6] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
+elseif ARGV[3] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
   change_to(RETURNED)
 end
-write_all(work)
+if not write_all(work) then return { 'not_ready', 'sentinel' } end
 return { 'transitioned', pack_claim(claim), campaign.events }

@@ -289,8 +289,7 @@ impl Checker {
         eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
             // None while the campaign is being loaded into Redis.
-            let backlog: Option<i64> =
-                redis.query(&["HGET", &key(&self.campaign, "campaign"), "backlog"]).await;
+            let backlog = redis.state(&self.campaign).await.map(|state| state["backlog"]);
             let logs = || cores.iter().map(|core| core.log()).collect::<String>();
             holds((entries, backlog) == (1, Some(0)), || {
                 format!("{entries} entries, {backlog:?} events in the outbox\n{}", logs())

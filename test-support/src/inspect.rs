@@ -1,6 +1,7 @@
 //! Redis and SQL as they are, read past core.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 use redis::aio::MultiplexedConnection;
@@ -36,10 +37,27 @@ impl RedisView {
         command.query_async(&mut self.0.clone()).await.map_err(|error| error.to_string())
     }
 
-    /// A number of the campaign's hash, such as `taken`.
+    /// A number of the campaign's state, such as `taken`.
     pub async fn counter(&self, campaign: &str, field: &str) -> u64 {
-        let text: Option<String> = self.0.clone().hget(key(campaign, "campaign"), field).await.expect("HGET");
-        text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no number {field} of {campaign}"))
+        let number = self.state(campaign).await.and_then(|state| state.get(field).copied());
+        number.unwrap_or_else(|| panic!("no number {field} of {campaign}"))
+    }
+
+    /// All numbers of the campaign's state; `None` while it has none.
+    pub async fn state(&self, campaign: &str) -> Option<BTreeMap<&'static str, u64>> {
+        let bytes: Option<Bytes> = self.0.clone().hget(key(campaign, "users"), ".").await.expect("HGET");
+        let bytes = bytes?;
+        places(&bytes)?.into_iter().map(|(name, place)| Some((name, number(bytes.get(place)?)))).collect()
+    }
+
+    /// Writes another number into the campaign's state, as no core would.
+    pub async fn set_counter(&self, campaign: &str, field: &str, number: u64) {
+        let users = key(campaign, "users");
+        let mut bytes: Bytes = self.0.clone().hget(&users, ".").await.expect("a state");
+        let place = places(&bytes).and_then(|mut places| places.remove(field)).expect("a number");
+        let width = place.len();
+        bytes[place].copy_from_slice(&number.to_be_bytes()[8 - width..]);
+        self.0.clone().hset::<_, _, _, ()>(users, ".", bytes).await.expect("HSET");
     }
 
     /// Entries of the outbox; 1 is the sentinel alone.
@@ -69,6 +87,42 @@ impl RedisView {
         let line = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("process_id");
         line.trim().parse().expect("a process id")
     }
+}
+
+/// The numbers of a state behind its identity, with their widths in bytes; `admin_state` is 1 on, 2 paused, 3 ended,
+/// 4 suspended.
+const STATE: [(&str, usize); 16] = [
+    ("admin_state", 1),
+    ("sequence", 6),
+    ("taken", 6),
+    ("events", 6),
+    ("backlog", 6),
+    ("loaded_epoch", 5),
+    ("next_due", 6),
+    ("starts_at", 6),
+    ("ends_at", 6),
+    ("total", 5),
+    ("per_user", 5),
+    ("per_user_per_day", 5),
+    ("per_claim", 5),
+    ("hold_ms", 6),
+    ("days_until", 6),
+    ("version", 6),
+];
+
+/// Where the numbers of a state stand; `None` for anything that is no state.
+fn places(bytes: &[u8]) -> Option<BTreeMap<&'static str, Range<usize>>> {
+    let mut at = 1 + usize::from(*bytes.first()?);
+    let mut places = BTreeMap::from([("epoch", 1..6)]);
+    for (name, width) in STATE {
+        places.insert(name, at..at + width);
+        at += width;
+    }
+    (at <= bytes.len()).then_some(places)
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 /// The name of one of a campaign's keys.

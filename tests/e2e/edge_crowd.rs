@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::json;
-use support::Reply;
 use support::edge::World;
+use support::{Reply, SOON, eventually};
 
 use super::RUNTIME;
 use super::edge::{open_world, run_alone};
@@ -23,6 +23,15 @@ fn passed_on(world: &World, line: &str) -> usize {
     world.proxy.said(line).iter().map(|text| text.matches(line).count()).sum()
 }
 
+/// Asks again, no more as a first try, until there is an answer to count on.
+async fn ask_until_known(world: &World, user: &str) -> Reply {
+    eventually(SOON, || async {
+        let reply = world.claim("first-tries", user, "k").await;
+        if reply.status == 503 { Err(reply.text()) } else { Ok(reply) }
+    })
+    .await
+}
+
 #[test]
 fn of_ten_thousand_first_tries_core_sees_few() {
     run_alone(async {
@@ -30,12 +39,12 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         world.core.create("first-tries", json!({"total": TOTAL})).await;
         let claims = passed_on(world, "POST /internal/v1/claims ");
         let views = passed_on(world, "GET /internal/v1/campaigns/first-tries ");
-        let users: Vec<_> = (0..CROWD).map(|n| format!("u{n}")).collect();
-        let requests: Vec<_> =
-            users.iter().map(|user| world.first_try_request("first-tries", user, "k")).collect();
         let began = Instant::now();
-        let replies: Vec<Reply> = stream::iter(requests)
-            .map(|request| world.send(request))
+        let mut replies: Vec<(String, Reply)> = stream::iter((0..CROWD).map(|n| format!("u{n}")))
+            .map(async |user| {
+                let reply = world.send(world.first_try_request("first-tries", &user, "k")).await;
+                (user, reply)
+            })
             .buffer_unordered(CONNECTIONS)
             .collect()
             .await;
@@ -47,13 +56,19 @@ fn of_ten_thousand_first_tries_core_sees_few() {
              snapshots were asked for",
             claims * 1000 / CROWD
         );
-        let mut codes = BTreeMap::<(u16, String), usize>::new();
-        for reply in &replies {
-            *codes.entry((reply.status, reply.code())).or_default() += 1;
-        }
-        let expected = [((201, String::new()), TOTAL), ((409, "sold_out".to_owned()), CROWD - TOTAL)];
-        assert_eq!(codes, BTreeMap::from(expected));
         assert!(claims * 100 <= CROWD * 3, "{claims} of {CROWD} reached core");
+        // On a slow machine some are told to ask again.
+        let mut winners = 0;
+        for (user, reply) in &mut replies {
+            if reply.status == 503 {
+                *reply = ask_until_known(world, user).await;
+            }
+            match (reply.status, reply.code().as_str()) {
+                (200 | 201, _) => winners += 1,
+                refused => assert_eq!(refused, (409, "sold_out"), "{user}"),
+            }
+        }
+        assert_eq!(winners, TOTAL);
         assert_eq!(world.core.sql().await.until("first-tries", TOTAL).await.len(), TOTAL);
     });
 }

@@ -271,7 +271,7 @@ async fn a_full_outbox_refuses_claims_and_answers_replays() {
     core.claim("demo", "a", "first").await.expect(201);
     let redis = core.redis().await;
     // As if the relay had fallen behind.
-    let _: i64 = redis.query(&["HINCRBY", &key("demo", "campaign"), "backlog", "5"]).await;
+    redis.set_counter("demo", "backlog", 5).await;
     problem(&core.claim("demo", "a", "k").await, "overloaded");
     core.claim("demo", "a", "first").await.expect(200);
 }

@@ -93,17 +93,26 @@ impl Loads {
     }
 
     async fn suspend(&self, register_id: &str, token: &str) -> String {
-        self.call(include_str!("../../lua/suspend.lua"), &["4", register_id, token]).await
+        self.call(include_str!("../../lua/suspend.lua"), &["5", register_id, token]).await
     }
 
-    /// `load.lua`, under epoch 2.
     async fn step(&self, token: &str, step: &str, more: &[&str]) -> String {
-        let arguments = [&["4", "2", token, step], more].concat();
+        self.step_of("ours", token, step, more).await
+    }
+
+    /// `load.lua`, under epoch 2, for a register's campaign.
+    async fn step_of(&self, register_id: &str, token: &str, step: &str, more: &[&str]) -> String {
+        let text = format!("5 {register_id} ");
+        let length = char::from(u8::try_from(5 + text.len()).unwrap());
+        let identity = format!("{length}\0\0\0\0\u{2}{text}");
+        let arguments = [&[identity.as_str(), "2", token, step], more].concat();
         self.call(include_str!("../../lua/load.lua"), &arguments).await
     }
 }
 
-const OPEN: &[&str] = &["0", "0", "0", "0", "admin_state", "on"];
+/// No claims, switched on, and rules without offsets.
+const OPEN: &[&str] = &["0", "0", "0", "0", "1", RULES];
+const RULES: &str = "..................................................";
 
 /// What an old token still wants to write is refused, step by step (`suspend.lua`, `load.lua`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,22 +120,22 @@ async fn an_old_token_cannot_write() {
     let row = Row::begin("lock: an old token cannot write");
     let loads = Loads::new().await;
     assert_eq!(loads.suspend("ours", "7").await, "suspended");
-    assert_eq!(loads.step("7", "begin", &["ours", ""]).await, "done");
+    assert_eq!(loads.step("7", "begin", &[]).await, "done");
     row.fault();
     assert_eq!(
         loads.suspend("ours", "8").await,
         "suspended",
         "a newer one takes over, wherever the older one is"
     );
-    for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN), ("begin", &["ours", ""])] {
+    for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN), ("begin", &[])] {
         assert_eq!(loads.step("7", step, more).await, "late", "{step}");
     }
     assert_eq!(loads.suspend("ours", "7").await, "late");
-    assert_eq!(loads.step("8", "begin", &["ours", ""]).await, "done");
+    assert_eq!(loads.step("8", "begin", &[]).await, "done");
     let users: u64 = loads.locks.redis().await.query(&["HLEN", &loads.keys[1]]).await;
     assert_eq!(users, 1, "nothing but the sentinel");
     assert_eq!(loads.step("8", "open", OPEN).await, "done");
-    assert_eq!(loads.step("9", "begin", &["ours", ""]).await, "late", "what is open was not suspended");
+    assert_eq!(loads.step("9", "begin", &[]).await, "late", "what is open was not suspended");
     row.passed(8, "load.lua answered late");
 }
 
@@ -135,11 +144,11 @@ async fn an_old_token_cannot_write() {
 async fn an_old_token_cannot_write_over_nothing() {
     let row = Row::begin("lock: an old token cannot write over nothing");
     let loads = Loads::new().await;
-    assert_eq!(loads.step("7", "begin", &["ours", ""]).await, "late", "nothing was suspended");
+    assert_eq!(loads.step("7", "begin", &[]).await, "late", "nothing was suspended");
     row.fault();
     assert_eq!(loads.suspend("ours", "8").await, "suspended");
     assert_eq!(loads.suspend("ours", "7").await, "late");
-    assert_eq!(loads.step("7", "begin", &["ours", ""]).await, "late");
+    assert_eq!(loads.step("7", "begin", &[]).await, "late");
     row.passed(3, "a suspended place is no empty place");
 }
 
@@ -149,13 +158,13 @@ async fn what_is_not_ours_is_not_suspended() {
     let row = Row::begin("lock: what is not ours is not suspended");
     let loads = Loads::new().await;
     loads.suspend("theirs", "7").await;
-    loads.step("7", "begin", &["theirs", ""]).await;
-    loads.step("7", "open", OPEN).await;
+    loads.step_of("theirs", "7", "begin", &[]).await;
+    loads.step_of("theirs", "7", "open", OPEN).await;
     row.fault();
     assert_eq!(loads.suspend("ours", "8").await, "not_ready");
     let redis = loads.locks.redis().await;
-    let switch: String = redis.query(&["HGET", &loads.keys[0], "admin_state"]).await;
-    assert_eq!(switch, "on");
+    let phase: String = redis.query(&["HGET", &loads.keys[0], "phase"]).await;
+    assert_eq!((phase.as_str(), redis.counter("demo", "admin_state").await), ("open", 1));
     redis.query::<()>(&["HSET", &loads.keys[0], "layout", "2"]).await;
     assert_eq!(loads.suspend("theirs", "8").await, "not_ready");
     row.passed(3, "another register's campaign goes on");

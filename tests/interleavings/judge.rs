@@ -124,22 +124,17 @@ async fn at_rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     if row.evicted.is_some() {
         return check(keys == 0, || format!("evicted, but {keys} keys are still in Redis"));
     }
-    let hash = play.hash().await;
-    let text =
-        |field: &str| hash.get(field).map_or("none", |bytes| std::str::from_utf8(bytes).unwrap_or("?"));
     check(keys == 5, || format!("{keys} of 5 keys are in Redis"))?;
-    check(text("epoch") == row.epoch.to_string(), || {
-        format!("Redis has epoch {}, SQL {}", text("epoch"), row.epoch)
-    })?;
-    check(text("version") == row.version.to_string(), || {
-        format!("Redis has version {}, SQL {}", text("version"), row.version)
-    })?;
-    check(["on", "paused", "ended"].contains(&text("admin_state")), || {
-        format!("Redis says {}", text("admin_state"))
-    })?;
+    let phase = play.phase().await;
+    check(phase == "open", || format!("Redis says {phase}"))?;
+    let state = play.world.redis.state(&play.id).await.ok_or("there is no state in Redis")?;
+    for (name, in_sql) in [("epoch", row.epoch), ("loaded_epoch", row.epoch), ("version", row.version)] {
+        check(state[name] == in_sql, || format!("Redis has {name} {}, SQL {in_sql}", state[name]))?;
+    }
+    check(state["admin_state"] <= 3, || "suspended".to_owned())?;
     let entries = play.world.redis.outbox_entries(&play.id).await;
-    check((entries, text("backlog")) == (1, "0"), || {
-        format!("{entries} entries in the outbox with the sentinel, backlog {}", text("backlog"))
+    check((entries, state["backlog"]) == (1, 0), || {
+        format!("{entries} entries in the outbox with the sentinel, backlog {}", state["backlog"])
     })?;
     let held: u64 = play.world.redis.query(&["ZCARD", &key(&play.id, "holds")]).await;
     check(!row.is_over || held > 1, || "over and without holds, but not evicted".to_owned())?;

@@ -1,6 +1,5 @@
 //! One schedule's campaign, its two cores, and the callers' side of both.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use axum::http::Method;
@@ -133,9 +132,11 @@ impl<'w> Play<'w> {
         there
     }
 
-    /// The campaign's hash; empty when it is not there.
-    pub async fn hash(&self) -> BTreeMap<String, Vec<u8>> {
-        self.world.redis.query(&["HGETALL", &key(&self.id, "campaign")]).await
+    /// Whether the campaign is suspended, loading or open in Redis.
+    pub async fn phase(&self) -> String {
+        let phase: Option<String> =
+            self.world.redis.query(&["HGET", &key(&self.id, "campaign"), "phase"]).await;
+        phase.unwrap_or_default()
     }
 
     /// Lets every lease on the campaign run out; whether there was any.

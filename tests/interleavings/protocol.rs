@@ -68,7 +68,7 @@ impl Protocol {
     pub fn stages(self) -> &'static [Stage] {
         match self {
             Self::Create => &[Stage::Absent],
-            Self::EnsureReady => &[Stage::Lost],
+            Self::EnsureReady => &[Stage::Lost, Stage::Unheard],
             Self::Repair => &[Stage::Behind],
             Self::Suspend => &[Stage::Forked],
             Self::Evict => &[Stage::Over],

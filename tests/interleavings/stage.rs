@@ -26,6 +26,8 @@ pub enum Stage {
     Live,
     /// As open, all in SQL, and Redis has lost it.
     Lost,
+    /// Sold out after a unit has changed hands; SQL has heard of neither, and Redis has lost the outbox that told of it.
+    Unheard,
     /// As open, but SQL holds a claim in a place that Redis has given to another: an older Redis has come back.
     Forked,
     /// As open, but SQL has lost the last claims that it had committed: an older copy of it has come back.
@@ -36,10 +38,11 @@ pub enum Stage {
     Evicted,
 }
 
-pub const STAGES: [(Stage, &str); 7] = [
+pub const STAGES: [(Stage, &str); 8] = [
     (Stage::Absent, "absent"),
     (Stage::Live, "live"),
     (Stage::Lost, "lost"),
+    (Stage::Unheard, "unheard"),
     (Stage::Forked, "forked"),
     (Stage::Behind, "behind"),
     (Stage::Over, "over"),
@@ -53,7 +56,7 @@ impl Stage {
 
     /// Whether Redis has the campaign, all along.
     pub fn is_in_redis(self) -> bool {
-        matches!(self, Self::Live | Self::Forked | Self::Behind)
+        matches!(self, Self::Live | Self::Unheard | Self::Forked | Self::Behind)
     }
 
     /// The campaign's total there.
@@ -65,7 +68,7 @@ impl Stage {
     pub fn version(self) -> u64 {
         match self {
             Self::Absent => 0,
-            Self::Live | Self::Lost | Self::Forked | Self::Behind => 1,
+            Self::Live | Self::Lost | Self::Unheard | Self::Forked | Self::Behind => 1,
             Self::Over | Self::Evicted => 2,
         }
     }
@@ -79,6 +82,17 @@ impl Stage {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
                 let outbox = key(&play.id, "outbox");
                 let _: String = play.world.redis.query(&["XADD", &outbox, "*", "nonsense", "1"]).await;
+            }
+            Self::Unheard => {
+                open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
+                for user in ["u6", "u7"] {
+                    assert_eq!(play.claim(a, user).await.status, 201);
+                }
+                relay_all(play, nodes).await;
+                assert_eq!(play.transition(a, "u4", "return").await.status, 200);
+                // Redis names u1 before u4: what is granted before what made room for it.
+                one_of_many(play, b, "u1", "again").await;
+                play.world.redis.query::<u64>(&["UNLINK", &key(&play.id, "outbox")]).await;
             }
             Self::Forked => {
                 open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
@@ -160,12 +174,13 @@ async fn relay_all(play: &Play<'_>, nodes: &[Node; 2]) {
 
 /// Nine claims of one user, each by a key of its own.
 async fn many_claims_of_one(play: &Play<'_>, node: &Node) {
-    let claims = (0..9).map(|key| {
-        let body = json!({"campaign_id": play.id, "user_id": "many", "idempotency_key": format!("k{key}")});
-        node.internal(Method::POST, "/internal/v1/claims", Some(body))
-    });
-    for reply in futures_util::future::join_all(claims).await {
-        assert_eq!(reply.status, 201);
-        play.told.one_of_many(&reply);
-    }
+    let keys: Vec<String> = (0..9).map(|key| format!("k{key}")).collect();
+    futures_util::future::join_all(keys.iter().map(|key| one_of_many(play, node, "many", key))).await;
+}
+
+async fn one_of_many(play: &Play<'_>, node: &Node, user: &str, key: &str) {
+    let body = json!({"campaign_id": play.id, "user_id": user, "idempotency_key": key});
+    let reply = node.internal(Method::POST, "/internal/v1/claims", Some(body)).await;
+    assert_eq!(reply.status, 201);
+    play.told.one_of_many(&reply);
 }

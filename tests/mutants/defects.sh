@@ -104,6 +104,9 @@ defect another_registers_campaign_suspended lua/suspend.lua \
 defect lost_rows_not_rescued core/src/engine/recovery.rs \
     'if (totals.taken, totals.revisions) == (suspended.taken, revisions) {' \
     'if totals.revisions < u64::MAX {' faults registers::rows_that_sql_has_lost
+defect granted_before_what_made_room core/src/engine/recovery.rs \
+    'lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));' \
+    'lacking.sort_by_key(|(_, claim)| (!stands(claim), claim.sequence));' faults registers::units_that_were_given_back
 defect lost_rows_not_told core/src/jobs/lost_rows.rs 'look.backlog + totals.revisions' 'look.revisions' \
     faults registers::rows_that_sql_has_lost_are_told
 defect foreign_keys_dropped_though_served core/src/engine/foreign.rs \

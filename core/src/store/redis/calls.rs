@@ -1,11 +1,10 @@
 //! The script calls that decide on a campaign, or read it: what each sends, and what its reply means.
 
-use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{ClaimId, Timestamp};
 use redis::{Script, ScriptInvocation, Value};
 
 use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply};
-use super::scripts;
+use super::{scripts, state};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::claim_transition::ClaimTransition;
@@ -139,7 +138,7 @@ impl CampaignCall for SetRules<'_> {
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>) {
         call.arg(self.campaign.version);
-        rule_fields(call, self.campaign, self.now);
+        call.arg(state::admin_state(self.campaign)).arg(state::rules(self.campaign, self.now));
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<()>, Malformed> {
@@ -165,35 +164,6 @@ impl CampaignCall for SoldOut {
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
         replies::sold_out(reply)
     }
-}
-
-/// The rules as fields of the campaign's hash; an empty value is "none".
-pub(super) fn rule_fields(call: &mut ScriptInvocation<'_>, campaign: &Campaign, now: Timestamp) {
-    let utc_offsets = campaign.zone.utc_offsets(now);
-    let limits = campaign.limits;
-    let or_none = |number: Option<std::num::NonZeroU32>| number.map(|n| n.to_string()).unwrap_or_default();
-    let admin_state = match campaign.admin_state {
-        AdminState::On => "on",
-        AdminState::Paused => "paused",
-        AdminState::Ended => "ended",
-    };
-    let ends_at = campaign.window.ends_at().map(|at| at.as_ms().to_string()).unwrap_or_default();
-    let hold_ms = campaign.hold_seconds.map(|s| (u64::from(s.get()) * 1000).to_string()).unwrap_or_default();
-    for (field, value) in [
-        ("version", campaign.version.to_string()),
-        ("admin_state", admin_state.to_owned()),
-        ("starts_at", campaign.window.starts_at().as_ms().to_string()),
-        ("ends_at", ends_at),
-        ("total", or_none(limits.total)),
-        ("per_user", or_none(limits.per_user)),
-        ("per_user_per_day", or_none(limits.per_user_per_day)),
-        ("per_claim", or_none(limits.per_claim)),
-        ("hold_ms", hold_ms),
-        ("days_until", utc_offsets.until.as_ms().to_string()),
-    ] {
-        call.arg(field).arg(value);
-    }
-    call.arg("days").arg(utc_offsets.packed);
 }
 
 /// Appends a claim to the list that `claim.lua` takes.

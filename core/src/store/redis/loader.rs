@@ -1,15 +1,14 @@
 //! Suspending a campaign in Redis, loading it from what SQL holds, and removing it.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 use redis::ScriptInvocation;
 
-use super::calls::rule_fields;
 use super::connection::Session;
 use super::keys::Keys;
 use super::replies::Suspended;
+use super::state::{self, Identity};
 use super::{HashEntry, RedisStore, RedisStoreError, call_on};
 use super::{replies, scripts};
 use crate::domain::campaign::Campaign;
@@ -57,7 +56,6 @@ impl<'a> Loader<'a> {
         campaign: &'a Campaign,
     ) -> Result<Self, LoadError> {
         let session = store.connection.session().await.map_err(RedisStoreError::from)?;
-        let replication_id = Arc::clone(&session.replication_id);
         let mut loader = Self {
             store,
             session,
@@ -68,11 +66,7 @@ impl<'a> Loader<'a> {
             claims: vec![],
             holds: vec![],
         };
-        loader
-            .step("begin", |call| {
-                call.arg(campaign.register_id.as_str()).arg(&*replication_id);
-            })
-            .await?;
+        loader.step("begin", |_| {}).await?;
         Ok(loader)
     }
 
@@ -106,7 +100,7 @@ impl<'a> Loader<'a> {
         let (campaign, revisions) = (self.campaign, self.revisions);
         self.step("open", |call| {
             call.arg(high_water_mark.sequence).arg(high_water_mark.events).arg(taken).arg(revisions);
-            rule_fields(call, campaign, now);
+            call.arg(state::admin_state(campaign)).arg(state::rules(campaign, now));
         })
         .await
     }
@@ -139,8 +133,10 @@ impl<'a> Loader<'a> {
         step: &str,
         arguments: impl FnOnce(&mut ScriptInvocation<'_>),
     ) -> Result<(), LoadError> {
+        let (epoch, replication_id) = (self.campaign.epoch, &self.session.replication_id);
+        let identity = Identity { epoch, register_id: &self.campaign.register_id, replication_id };
         let mut call = call_on(&scripts::LOAD, self.keys);
-        call.arg(scripts::LAYOUT).arg(self.campaign.epoch.get()).arg(self.campaign.token.get()).arg(step);
+        call.arg(identity.pack()).arg(epoch.get()).arg(self.campaign.token.get()).arg(step);
         arguments(&mut call);
         let name = match step {
             "begin" => "redis:load.begin",

@@ -9,6 +9,7 @@ pub mod managed;
 pub mod outbox;
 pub mod replies;
 pub mod scripts;
+pub mod state;
 pub mod survey;
 
 use std::time::Duration;
@@ -21,6 +22,7 @@ use self::connection::Connection;
 pub use self::connection::Session;
 use self::keys::Keys;
 use self::replies::{LeaseReply, Malformed, Ready};
+use self::state::Identity;
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
 use crate::domain::counters::{Epoch, Generation};
@@ -74,6 +76,14 @@ pub struct CallTarget<'a> {
     pub minimum_events: u64,
     /// The register id that the keys must have.
     pub register_id: &'a RegisterId,
+}
+
+impl CallTarget<'_> {
+    /// Whose the keys have to be, on that session's server.
+    fn identity<'a>(&'a self, session: &'a Session) -> Identity<'a> {
+        let (epoch, register_id) = (self.epoch, self.register_id);
+        Identity { epoch, register_id, replication_id: &session.replication_id }
+    }
 }
 
 /// A field of a hash, and its value.
@@ -250,13 +260,13 @@ impl RedisStore {
     /// The owner of a campaign's keys; `None` when there are none.
     pub async fn owner(&self, keys: &Keys) -> Result<Option<KeysOwner>, RedisStoreError> {
         let fields =
-            redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "admin_state"]).to_owned();
-        let [register_id, token, admin_state]: [Option<String>; 3] =
+            redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "phase"]).to_owned();
+        let [register_id, token, phase]: [Option<String>; 3] =
             self.query("redis:keys_owner", &fields).await?;
-        Ok(register_id.zip(token).zip(admin_state).map(|((register_id, token), admin_state)| KeysOwner {
+        Ok(register_id.zip(token).zip(phase).map(|((register_id, token), phase)| KeysOwner {
             register_id,
             token,
-            suspended: admin_state == "suspended",
+            suspended: phase == "suspended",
         }))
     }
 
@@ -323,13 +333,12 @@ impl RedisStore {
     }
 }
 
-/// A call with what every script that decides takes first: the keys, the layout, the epoch, the minimum event count, the
-/// register they belong to, and the server's replication id. A server that was promoted since the campaign was loaded has
-/// another one: what its predecessor still granted may be in SQL by now.
+/// A call with what every script that decides takes first: the keys, whose they have to be, and the minimum event count. A
+/// server that was promoted since the campaign was loaded has another replication id: what its predecessor still granted
+/// may be in SQL by now.
 fn invocation<'a>(script: &'a Script, target: &CallTarget<'_>, session: &Session) -> ScriptInvocation<'a> {
     let mut call = call_on(script, target.keys);
-    call.arg(scripts::LAYOUT).arg(target.epoch.get()).arg(target.minimum_events);
-    call.arg(target.register_id.as_str()).arg(&*session.replication_id);
+    call.arg(target.identity(session).pack()).arg(target.minimum_events);
     call
 }
 

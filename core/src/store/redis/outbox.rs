@@ -12,13 +12,15 @@ use redis::{AsyncCommands as _, Value};
 
 use super::connection::RESPONSE_TIMEOUT;
 use super::keys::{Keys, RELAY_GROUP};
-use super::{RedisStore, RedisStoreError};
-use super::{replies, scripts};
-use crate::domain::claim_record::{ClaimRecord, timestamp};
+use super::{RedisStore, RedisStoreError, call_on};
+use super::{replies, scripts, state};
+use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
 use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
 
+/// The length of an entry's head: epoch, events so far, when it was written, total and units taken.
+const HEAD_BYTES: usize = 28;
 /// Entries read at once from a campaign's stream.
 pub const ENTRIES_MAX: usize = 64;
 
@@ -65,10 +67,11 @@ fn entry(item: &StreamId) -> Option<OutboxEntry> {
         Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
         _ => None,
     };
-    let number = |name: &str| std::str::from_utf8(field(name)?).ok()?.parse().ok();
-    let (epoch, count, at) = (number("epoch")?, number("count")?, timestamp(number("at")?)?);
-    let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, at)?;
-    guard(&mut events, number("total")?, number("taken")?)?;
+    let head: &[u8; HEAD_BYTES] = field("head")?.try_into().ok()?;
+    let [epoch, count, at, total, taken] =
+        [0..5, 5..11, 11..17, 17..22, 22..28].map(|place| be_int(&head[place]));
+    let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, timestamp(at)?)?;
+    guard(&mut events, state::limit(total), taken)?;
     Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events })
 }
 
@@ -90,13 +93,13 @@ fn events(users: &str, claims: &[u8], updated_at: Timestamp) -> Option<Vec<Claim
 }
 
 /// Gives each grant the total it was decided by, and what was taken after it: from `taken`, what is taken after all of
-/// them, backwards. A `total` of 0 is none.
-fn guard(events: &mut [ClaimEvent], total: u64, mut taken: u64) -> Option<()> {
+/// them, backwards.
+fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Option<()> {
     for event in events.iter_mut().rev() {
         let quantity = u64::from(event.claim.quantity);
         match event.claim.status {
             _ if event.claim.revision == 1 => {
-                event.limit_at_decision = Some(total).filter(|total| *total > 0);
+                event.limit_at_decision = total;
                 event.cumulative_taken = Some(taken);
                 taken = taken.checked_sub(quantity)?;
             }
@@ -169,8 +172,7 @@ impl RedisStore {
 
     /// Takes `entries` off the outbox, after SQL has committed them. Returns the number of events left there.
     pub async fn acknowledge(&self, keys: &Keys, entries: &[OutboxEntry]) -> Result<u64, RedisStoreError> {
-        let mut call = scripts::ACK.prepare_invoke();
-        call.key(&keys.campaign).key(&keys.outbox);
+        let mut call = call_on(&scripts::ACK, keys);
         for entry in entries {
             call.arg(&entry.id).arg(entry.events.len());
         }
@@ -264,12 +266,12 @@ mod tests {
     fn what_was_taken_after_each_grant_is_told_from_the_end() {
         let claims = [claim(4, 2, 5), claim(1, 1, 2), claim(3, 2, 1), claim(2, 1, 3)].concat();
         let mut events = events("a b c d", &claims, at()).unwrap();
-        guard(&mut events, 100, 34).unwrap();
+        guard(&mut events, Some(100), 34).unwrap();
         let guards: Vec<_> =
             events.iter().map(|event| (event.limit_at_decision, event.cumulative_taken)).collect();
         // The return between the two grants gave one unit back.
         assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
-        assert!(guard(&mut events, 100, 2).is_none(), "more was granted than is taken");
+        assert!(guard(&mut events, Some(100), 2).is_none(), "more was granted than is taken");
     }
 
     proptest! {

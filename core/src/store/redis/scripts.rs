@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::Script;
 
 /// The layout of the keys that this core reads and writes; another one is refused by the scripts.
-pub const LAYOUT: u32 = 4;
+pub const LAYOUT: u32 = 5;
 
 macro_rules! script {
     ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
@@ -52,10 +52,9 @@ pub static READ: LazyLock<Script> =
 /// Tells whether nothing is left.
 pub static SOLD_OUT: LazyLock<Script> =
     LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/sold_out.lua")));
-script! {
-    /// Takes relayed entries off the outbox.
-    ACK, "ack.lua"
-}
+/// Takes relayed entries off the outbox.
+pub static ACK: LazyLock<Script> =
+    LazyLock::new(|| with_flags("allow-oom", include_str!("../../../../lua/ack.lua")));
 
 /// The flags of a script that writes nothing, and so runs without memory too: a campaign is relayed, which frees memory,
 /// only once it has been found to be ready.

@@ -8,15 +8,14 @@ use redis::streams::StreamRangeReply;
 use redis::{FromRedisValue, Pipeline, RedisError, Value, from_redis_value};
 
 use super::keys::Keys;
-use super::scripts::LAYOUT;
-use super::{CallTarget, RedisStore, RedisStoreError};
+use super::state::{self, CampaignState};
+use super::{CallTarget, RedisStore, RedisStoreError, Session};
 use crate::domain::claim_record::timestamp;
 use crate::domain::counters::Generation;
 use crate::step;
 
 /// The fields of the campaign's hash that are read.
-const FIELDS: [&str; 7] =
-    ["layout", "epoch", "admin_state", "events", "backlog", "events_loaded", "revisions_loaded"];
+const FIELDS: [&str; 3] = ["phase", "events_loaded", "revisions_loaded"];
 
 /// Replies of one campaign, in the order of [`ask`].
 const REPLIES: usize = 5;
@@ -63,7 +62,7 @@ impl RedisStore {
         let now = clock(replies.next())?;
         let mut looks = Vec::with_capacity(campaigns.len());
         for target in campaigns {
-            looks.push(look(target, &mut replies)?);
+            looks.push(look(target, &session, &mut replies)?);
         }
         Ok(Survey { now, generation: session.generation, looks })
     }
@@ -71,7 +70,7 @@ impl RedisStore {
 
 fn ask(pipe: &mut Pipeline, keys: &Keys) {
     pipe.cmd("HMGET").arg(&keys.campaign).arg(&FIELDS);
-    pipe.cmd("HGET").arg(&keys.users).arg(".");
+    pipe.cmd("HGET").arg(&keys.users).arg(state::FIELD);
     pipe.cmd("HGET").arg(&keys.claims).arg(".");
     // The sentinel, whose score is below every time, and the hold that falls due first.
     pipe.cmd("ZRANGE").arg(&keys.holds).arg(0).arg(1).arg("WITHSCORES");
@@ -99,29 +98,30 @@ fn clock(reply: Option<Result<Value, RedisError>>) -> Result<Timestamp, RedisSto
     Ok(timestamp(seconds * 1000 + micros / 1000).unwrap_or_default())
 }
 
-fn look(target: &CallTarget<'_>, replies: &mut Replies) -> Result<Look, RedisStoreError> {
+fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Result<Look, RedisStoreError> {
     let fields: Option<[Option<String>; FIELDS.len()]> = next(replies)?;
-    let sentinels = [next::<Option<String>>(replies)?.flatten(), next::<Option<String>>(replies)?.flatten()];
+    let state: Option<Vec<u8>> = next(replies)?;
+    let claims: Option<String> = next(replies)?;
     let holds: Vec<(Vec<u8>, f64)> = next(replies)?.unwrap_or_default();
     let outbox: StreamRangeReply = next(replies)?.unwrap_or_default();
-    let Some([layout, epoch, admin_state, events, backlog, events_loaded, revisions_loaded]) = fields else {
+    let (Some([phase, events_loaded, revisions_loaded]), Some(state)) =
+        (fields, state.as_deref().and_then(CampaignState::read))
+    else {
         return Ok(Look::default());
     };
     let number = |field: Option<String>| field.and_then(|text| text.parse::<u64>().ok());
-    let events = number(events);
-    let since_load = events.unwrap_or(0).saturating_sub(number(events_loaded).unwrap_or(0));
-    let wanted = target.epoch.to_string();
-    let is_epoch = |field: &Option<String>| field.as_deref() == Some(wanted.as_str());
-    let ready = layout == Some(LAYOUT.to_string())
-        && is_epoch(&epoch)
-        && matches!(admin_state.as_deref(), Some("on" | "paused" | "ended"))
-        && events.is_some_and(|events| events >= target.minimum_events)
-        && sentinels.iter().all(is_epoch)
-        && holds.first().is_some_and(|(member, score)| member == b"." && is_score(*score, &wanted))
-        && outbox.ids.first().is_some_and(|entry| entry.id == format!("0-{wanted}"));
+    let since_load = state.events.saturating_sub(number(events_loaded).unwrap_or(0));
+    let loaded = state.loaded_epoch.to_string();
+    let ready = state.identity == target.identity(session).pack()
+        && !state.suspended
+        && phase.as_deref() == Some("open")
+        && state.events >= target.minimum_events
+        && claims.as_deref() == Some(loaded.as_str())
+        && holds.first().is_some_and(|(member, score)| member == b"." && is_score(*score, &loaded))
+        && outbox.ids.first().is_some_and(|entry| entry.id == format!("0-{loaded}"));
     Ok(Look {
         ready,
-        backlog: number(backlog).unwrap_or(0),
+        backlog: state.backlog,
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
         oldest: outbox.ids.iter().find_map(|entry| written_at(&entry.id)),
         next_hold: holds.iter().find_map(|(_, score)| due_at(*score)),

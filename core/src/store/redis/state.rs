@@ -1,0 +1,134 @@
+//! The state of a campaign in Redis: identity, counters and rules, packed into one field, as `prelude.lua` has it.
+
+use claimgate_shared::Timestamp;
+use claimgate_shared::campaign::AdminState;
+
+use super::scripts::LAYOUT;
+use crate::domain::campaign::{Campaign, RegisterId};
+use crate::domain::claim_record::{be_int, optional_timestamp, put_be};
+use crate::domain::counters::Epoch;
+
+/// The field of the users' hash that it stands in; no user has such an id.
+pub const FIELD: &str = ".";
+/// A limit that is none.
+const UNLIMITED: u64 = (1 << 40) - 1;
+/// A time that never comes.
+const NEVER: u64 = (1 << 48) - 1;
+
+/// Of whom a campaign's counters in Redis are: they count for nobody else.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity<'a> {
+    /// The epoch of the campaign's keys.
+    pub epoch: Epoch,
+    /// The campaign's register id.
+    pub register_id: &'a RegisterId,
+    /// The id of the server's history: a server that was promoted has another one.
+    pub replication_id: &'a str,
+}
+
+impl Identity<'_> {
+    /// As it stands at the beginning of a state.
+    pub fn pack(&self) -> Vec<u8> {
+        let text = format!("{LAYOUT} {} {}", self.register_id.as_str(), self.replication_id);
+        let mut bytes = Vec::with_capacity(6 + text.len());
+        // 24 bytes of register id and 40 of replication id at most.
+        put_be(&mut bytes, 5 + text.len() as u64, 1);
+        put_be(&mut bytes, self.epoch.get(), 5);
+        bytes.extend_from_slice(text.as_bytes());
+        bytes
+    }
+}
+
+/// What a script needs to know of an admin's switch.
+pub fn admin_state(campaign: &Campaign) -> u8 {
+    match campaign.admin_state {
+        AdminState::On => 1,
+        AdminState::Paused => 2,
+        AdminState::Ended => 3,
+    }
+}
+
+/// The rules of `campaign`, with the UTC offsets around `now`.
+pub fn rules(campaign: &Campaign, now: Timestamp) -> Vec<u8> {
+    let utc_offsets = campaign.zone.utc_offsets(now);
+    let limits = campaign.limits;
+    let hold_ms = campaign.hold_seconds.map_or(0, |seconds| u64::from(seconds.get()) * 1000);
+    let mut bytes = Vec::with_capacity(50 + utc_offsets.packed.len());
+    put_be(&mut bytes, ms(campaign.window.starts_at()), 6);
+    put_be(&mut bytes, campaign.window.ends_at().map_or(NEVER, ms), 6);
+    for limit in [limits.total, limits.per_user, limits.per_user_per_day, limits.per_claim] {
+        put_be(&mut bytes, limit.map_or(UNLIMITED, |limit| limit.get().into()), 5);
+    }
+    put_be(&mut bytes, hold_ms, 6);
+    put_be(&mut bytes, ms(utc_offsets.until), 6);
+    put_be(&mut bytes, campaign.version, 6);
+    bytes.extend_from_slice(&utc_offsets.packed);
+    bytes
+}
+
+/// No campaign is of before 1970.
+fn ms(at: Timestamp) -> u64 {
+    u64::try_from(at.as_ms()).unwrap_or(0)
+}
+
+/// The total as a script packs it; `None` for unlimited.
+pub fn limit(packed: u64) -> Option<u64> {
+    Some(packed).filter(|limit| *limit < UNLIMITED)
+}
+
+/// A campaign's counters, read past the scripts: for looks and tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CampaignState {
+    /// The identity, packed.
+    pub identity: Vec<u8>,
+    /// The epoch of the identity.
+    pub epoch: Epoch,
+    /// Whether no claim is decided until it has been loaded again.
+    pub suspended: bool,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Units taken.
+    pub taken: u64,
+    /// The campaign's event count.
+    pub events: u64,
+    /// Events in the outbox.
+    pub backlog: u64,
+    /// The epoch of the load that wrote the other keys.
+    pub loaded_epoch: Epoch,
+    /// No hold falls due before; `None` when there is none.
+    pub next_due: Option<Timestamp>,
+    /// The version of the rules.
+    pub version: u64,
+}
+
+impl CampaignState {
+    /// Reads a state; `None` for anything else.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (length, _) = bytes.split_first()?;
+        let (identity, mut rest) = bytes.split_at_checked(1 + usize::from(*length))?;
+        let mut number = |width: usize| {
+            let (taken, after) = rest.split_at_checked(width)?;
+            rest = after;
+            Some(be_int(taken))
+        };
+        let suspended = number(1)? == 4;
+        let (sequence, taken, events, backlog) = (number(6)?, number(6)?, number(6)?, number(6)?);
+        let (loaded_epoch, next_due) = (Epoch::new(number(5)?), number(6)?);
+        // What the rules have before the version.
+        for width in [6, 6, 5, 5, 5, 5, 6, 6] {
+            number(width)?;
+        }
+        Some(Self {
+            identity: identity.to_vec(),
+            epoch: Epoch::new(be_int(identity.get(1..6)?)),
+            suspended,
+            sequence,
+            taken,
+            events,
+            backlog,
+            loaded_epoch,
+            next_due: optional_timestamp(next_due % NEVER),
+            version: number(6)?,
+        })
+    }
+}
