@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use support::RedisView;
-use support::inspect::key;
+use support::inspect::{key, numbers};
 use support::sql::Sql;
 
 use crate::redis::ask;
@@ -10,7 +10,7 @@ use crate::redis::ask;
 /// Whether `granted`, as callers counted it, is what Redis has taken and what SQL has rows for, and whether their
 /// sequences are 1 to `granted`, each once. Every claim is of one unit, and the outbox is empty.
 pub async fn exact(campaign: &str, granted: u64, view: &RedisView, sql: &Sql) -> anyhow::Result<()> {
-    let taken: u64 = ask(view, &["HGET", &key(campaign, "campaign"), "taken"]).await?;
+    let taken = counter(view, campaign, "taken").await?;
     ensure!(taken == granted, "{campaign}: callers were granted {granted}, Redis has taken {taken}");
     let number = |query| sql.number(query, campaign);
     let rows = number("SELECT COUNT(*) FROM claims WHERE campaign_id = $1 AND status = 'granted'").await;
@@ -34,6 +34,11 @@ pub async fn exact(campaign: &str, granted: u64, view: &RedisView, sql: &Sql) ->
 
 /// Events of a campaign that wait for SQL.
 pub async fn backlog(view: &RedisView, campaign: &str) -> anyhow::Result<u64> {
-    let text: Option<String> = ask(view, &["HGET", &key(campaign, "campaign"), "backlog"]).await?;
-    Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
+    counter(view, campaign, "backlog").await
+}
+
+/// A number of a campaign's state; 0 without one.
+async fn counter(view: &RedisView, campaign: &str, field: &str) -> anyhow::Result<u64> {
+    let state: Option<Vec<u8>> = ask(view, &["HGET", &key(campaign, "users"), "."]).await?;
+    Ok(state.and_then(|state| numbers(&state)?.get(field).copied()).unwrap_or(0))
 }

@@ -46,8 +46,7 @@ impl RedisView {
     /// All numbers of the campaign's state; `None` while it has none.
     pub async fn state(&self, campaign: &str) -> Option<BTreeMap<&'static str, u64>> {
         let bytes: Option<Bytes> = self.0.clone().hget(key(campaign, "users"), ".").await.expect("HGET");
-        let bytes = bytes?;
-        places(&bytes)?.into_iter().map(|(name, place)| Some((name, number(bytes.get(place)?)))).collect()
+        numbers(&bytes?)
     }
 
     /// Writes another number into the campaign's state, as no core would.
@@ -119,6 +118,11 @@ fn places(bytes: &[u8]) -> Option<BTreeMap<&'static str, Range<usize>>> {
         at += width;
     }
     (at <= bytes.len()).then_some(places)
+}
+
+/// The numbers of a state, which stands at `.` among a campaign's users; `None` for anything that is no state.
+pub fn numbers(state: &[u8]) -> Option<BTreeMap<&'static str, u64>> {
+    places(state)?.into_iter().map(|(name, place)| Some((name, number(state.get(place)?)))).collect()
 }
 
 fn number(bytes: &[u8]) -> u64 {
