@@ -23,9 +23,8 @@
 --    12                                    more holds are due than one call gives back: send the claim again
 --    13                                    the backlog is full
 
-local function code(number) return string.char(number) end
-local GRANT, REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER, PER_CLAIM, DAILY, USER, TOTAL, AGAIN, FULL =
-  code(1), code(2), code(3), code(4), code(5), code(6), code(7), code(8), code(9), code(10), code(11), code(12), code(13)
+local GRANT, REPLAY, KEY_REUSED, PAUSED, ENDED, NOT_STARTED, OVER = '\1', '\2', '\3', '\4', '\5', '\6', '\7'
+local PER_CLAIM, DAILY, USER, TOTAL, AGAIN, FULL = '\8', '\9', '\10', '\11', '\12', '\13'
 
 -- The claims, and what is known of their users; the state comes with these.
 local packed, at, count = ARGV[4], 1, 0
@@ -34,55 +33,73 @@ while at <= #packed do
   count = count + 1
   fields[count + 1], digests[count], quantities[count], at = struct.unpack('>I1c0c16I4', packed, at)
 end
-local read = redis.call('HMGET', users_key, unpack(fields))
+local read = redis.call('HMGET', KEYS[2], unpack(fields))
 
 local campaign, why = open_campaign(read[1])
 if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
 if now >= campaign.days_until then return { 'not_ready', 'days' } end
 local work = new_work(campaign, now)
-local records = work.records
+local tools
 
--- Gives back the holds that are due; whether more may be.
-local function expire_due_holds()
-  if not holds_are_whole(campaign) then
-    work.is_damaged = true
-    return false
+-- The holds that are due, at most DUE_MAX of them; more may be due then.
+local more_due = false
+if now >= campaign.next_due then
+  if not holds_are_whole(campaign) then return { 'not_ready', 'sentinel' } end
+  local due = redis.call('ZRANGE', KEYS[4], 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)
+  -- What was the first to fall due has been confirmed or returned.
+  if #due == 0 then campaign.next_due, work.is_stale = first_due(), true end
+  tools, more_due = claim_tools(work), #due == DUE_MAX
+  for _, member in ipairs(due) do
+    tools.expire(string.sub(member, 1, -DIGEST - 2), string.sub(member, -DIGEST))
   end
-  local user_ids, due_digests = due_holds(now)
-  -- A hold that was confirmed or returned was the first to fall due.
-  if #user_ids == 0 then campaign.next_due, work.is_stale = first_due(), true end
-  for i, user_id in ipairs(user_ids) do
-    local record = records[user_id] or redis.call('HGET', users_key, user_id)
-    expire_hold(work, user_id, record, due_digests[i])
-  end
-  return #user_ids == DUE_MAX
 end
 
-local more_due = now >= campaign.next_due and expire_due_holds()
 local total, per_claim = campaign.total, campaign.per_claim
 local per_user, per_user_per_day = campaign.per_user, campaign.per_user_per_day
 local first_sequence, first_taken = campaign.sequence, campaign.taken
 local sequence, taken, today = first_sequence, first_taken, day_at(campaign, now)
 local status, expires_at = GRANTED, 0
 if campaign.hold_ms > 0 then status, expires_at = HELD, now + campaign.hold_ms end
-local users, event_users, event_claims = work.users, work.event_users, work.event_claims
+local users, event_users, event_claims, records = work.users, work.event_users, work.event_claims, work.records
 local events, room = #event_users, tonumber(ARGV[3]) - campaign.backlog
-local shared_quantity, shared_day, shared_part, first_counters
 
 -- Why every claim is refused, if it is.
-local function closed()
-  if campaign.admin_state == PAUSED_BY_HAND then return PAUSED end
-  if campaign.admin_state == ENDED_BY_HAND then return ENDED end
-  if now < campaign.starts_at then return NOT_STARTED .. struct.pack('>I6', campaign.starts_at) end
-  if now >= campaign.ends_at then return OVER .. struct.pack('>I6', campaign.ends_at) end
+local closed = nil
+if campaign.admin_state == PAUSED_BY_HAND then
+  closed = PAUSED
+elseif campaign.admin_state == ENDED_BY_HAND then
+  closed = ENDED
+elseif now < campaign.starts_at then
+  closed = NOT_STARTED .. struct.pack('>I6', campaign.starts_at)
+elseif now >= campaign.ends_at then
+  closed = OVER .. struct.pack('>I6', campaign.ends_at)
 end
 
--- Why a claim of a user who has so much of `day` and of all days is refused, if it is. The limits refuse in this order.
-local function refusal(quantity, day, on_it, ever)
+-- What neighbouring claims of one quantity and day share: the end of their records, and the counters of a user who had
+-- nothing.
+local shared_quantity, shared_day, shared_part, first_counters
+local answers = {}
+for i = 1, count do
+  local user_id, digest, quantity = fields[i + 1], digests[i], quantities[i]
+  local record = records[user_id] or read[i + 1]
+  local day, on_it, ever, moved, claim = today, 0, 0, 0, nil
+  if record then
+    tools = tools or claim_tools(work)
+    claim = tools.find(record, digest)
+    local last_day, units
+    last_day, units, ever, moved = struct.unpack('>I3I5I5I1', record)
+    -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
+    if last_day >= today then day, on_it = last_day, units end
+  end
+  -- The limits refuse in this order.
   local answer, left, behind
-  if quantity > per_claim then
-    return PER_CLAIM .. struct.pack('>I5', per_claim)
+  if claim then
+    answer = struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED
+  elseif closed then
+    answer = closed
+  elseif quantity > per_claim then
+    answer = PER_CLAIM .. struct.pack('>I5', per_claim)
   elseif quantity > per_user_per_day - on_it then
     answer, left, behind = DAILY, per_user_per_day - on_it, struct.pack('>I3', day)
   elseif quantity > per_user - ever then
@@ -90,67 +107,33 @@ local function refusal(quantity, day, on_it, ever)
   elseif quantity > total - taken then
     answer, left = TOTAL, total - taken
   elseif events >= room then
-    return FULL
+    answer = FULL
   else
-    return nil
-  end
-  if more_due then return AGAIN end
-  answer = answer .. struct.pack('>I5', math.max(left, 0))
-  return behind and answer .. behind or answer
-end
-
--- Packs what neighbouring claims share, when quantity or day is another: the end of their records, and the counters of
--- a user who had nothing.
-local function share(quantity, day)
-  shared_quantity, shared_day = quantity, day
-  shared_part = struct.pack('>I4I1I1I6I6I3', quantity, status, 1, now, expires_at, day)
-  first_counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
-end
-
--- A user's record with one claim more; the oldest of more than eight moves out to `claims`.
-local function with_claim(user_id, record, claim)
-  record = record .. claim
-  if #record <= HEADER + INLINE_MAX * CLAIM then return record end
-  local oldest = string.sub(record, HEADER + 1, HEADER + CLAIM)
-  move_out(work, user_id, string.sub(oldest, 1, DIGEST), oldest)
-  return string.sub(record, 1, HEADER - 1) .. code(1) .. string.sub(record, HEADER + CLAIM + 1)
-end
-
-local closed_now = closed()
--- The lists are filled by a counted place: `#` looks for their end each time.
-local answers = {}
-for i = 1, count do
-  local user_id, digest, quantity = fields[i + 1], digests[i], quantities[i]
-  local record = records[user_id] or read[i + 1]
-  local day, on_it, ever, claim = today, 0, 0, nil
-  if record then
-    claim = find_claim(work, record, digest)
-    local last_day, units
-    last_day, units, ever = unpack_user(record)
-    -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
-    if last_day >= today then day, on_it = last_day, units end
-  end
-  local answer
-  if claim then
-    answer = struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED
-  else
-    answer = closed_now or refusal(quantity, day, on_it, ever)
-  end
-  if not answer then
     answer = GRANT
+  end
+  if left then
+    -- What is due comes back with the next call.
+    answer = more_due and AGAIN or answer .. struct.pack('>I5', math.max(left, 0)) .. (behind or '')
+  end
+  if answer == GRANT then
     sequence, taken, events = sequence + 1, taken + quantity, events + 1
-    if shared_quantity ~= quantity or shared_day ~= day then share(quantity, day) end
+    if shared_quantity ~= quantity or shared_day ~= day then
+      shared_quantity, shared_day = quantity, day
+      shared_part = struct.pack('>I4I1I1I6I6I3', quantity, status, 1, now, expires_at, day)
+      first_counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
+    end
     claim = digest .. struct.pack('>I5', sequence) .. shared_part
     if record then
-      local moved = string.byte(record, HEADER)
-      record = with_claim(user_id, with_counters(record, day, on_it + quantity, ever + quantity, moved), claim)
+      record = struct.pack('>I3I5I5I1', day, on_it + quantity, ever + quantity, moved) .. string.sub(record, HEADER + 1)
+      record = tools.add(user_id, record, claim)
     else
       record = first_counters .. claim
     end
     records[user_id] = record
+    -- Filled by a counted place: `#` looks for a list's end each time.
     users[2 * events + 1], users[2 * events + 2] = user_id, record
     event_users[events], event_claims[events] = user_id, claim
-    if expires_at > 0 then append(work.held, expires_at, hold_member(user_id, digest)) end
+    if expires_at > 0 then append(work, 'held', expires_at, hold_member(user_id, digest)) end
   end
   answers[i] = answer
 end

@@ -21,16 +21,14 @@
 -- All bits of a limit or a time are set where there is none; a hold of 0 ms is none.
 --
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
--- seen before, and what a claim costs here is what claimgate costs.
+-- seen before, and what a claim costs here is what claimgate costs. A function that is made costs every call, whether it is
+-- called or not: what few calls need is made by a function of its own.
 
-local campaign_key, users_key, claims_key, holds_key, outbox_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local LAYOUT = '5'
 local HEADER, CLAIM, DIGEST = 14, 42, 16
 local COUNTERS, COUNTERS_BYTES, BACKLOG_AT = '>I1I6I6I6I6I5I6', 36, 19
-local RULES = 'I6I6I5I5I5I5I6I6I6'
 local INLINE_MAX = 8
 local DUE_MAX = 256
-local FIELDS_MAX = 2000
 local UNLIMITED, NEVER = 2 ^ 40 - 1, 2 ^ 48 - 1
 local ON, PAUSED_BY_HAND, ENDED_BY_HAND, SUSPENDED = 1, 2, 3, 4
 local GRANTED, HELD, RETURNED, EXPIRED = 1, 2, 3, 4
@@ -47,30 +45,28 @@ local function parse_identity(bytes)
   if layout then return layout, register_id, (struct.unpack('>I5', bytes, 2)) end
 end
 
--- Why a state whose identity is not the one that was asked for cannot be trusted.
-local function why_not_trusted(state)
-  local known_layout, known_register_id, phase = unpack(redis.call('HMGET', campaign_key, 'layout', 'register_id', 'phase'))
-  local layout, register_id, epoch = parse_identity(state)
-  local wanted_layout, wanted_register_id, wanted_epoch = parse_identity(ARGV[1])
-  if not (layout or known_layout) then return 'missing' end
-  if (known_layout or layout) ~= LAYOUT or wanted_layout ~= LAYOUT then return 'layout' end
-  if (register_id or known_register_id) ~= wanted_register_id then return 'register' end
-  if phase == 'loading' or phase == 'suspended' then return phase end
-  if not epoch then return 'missing' end
-  return epoch == wanted_epoch and 'replication' or 'epoch'
-end
-
 -- The campaign of that state if this script may act on it, else nil and why not: anything missing, of another layout,
 -- register, epoch or replication id, or with fewer events (grants, confirmations, returns, expiries) than the minimum
 -- event count, means that the counters cannot be trusted.
 local function open_campaign(state)
   local identity = ARGV[1]
-  if not state or string.sub(state, 1, #identity) ~= identity then return nil, why_not_trusted(state) end
+  if not state or string.sub(state, 1, #identity) ~= identity then
+    local known_layout, known_register_id, phase = unpack(redis.call('HMGET', KEYS[1], 'layout', 'register_id', 'phase'))
+    local layout, register_id, epoch = parse_identity(state)
+    local wanted_layout, wanted_register_id, wanted_epoch = parse_identity(identity)
+    if not (layout or known_layout) then return nil, 'missing' end
+    if (known_layout or layout) ~= LAYOUT or wanted_layout ~= LAYOUT then return nil, 'layout' end
+    if (register_id or known_register_id) ~= wanted_register_id then return nil, 'register' end
+    if phase == 'loading' or phase == 'suspended' then return nil, phase end
+    if not epoch then return nil, 'missing' end
+    return nil, epoch == wanted_epoch and 'replication' or 'epoch'
+  end
   local admin_state, sequence, taken, events, backlog, loaded_epoch, next_due, starts_at, ends_at, total, per_user,
     per_user_per_day, per_claim, hold_ms, days_until, version, days_at =
-    struct.unpack(COUNTERS .. RULES, state, #identity + 1)
+    struct.unpack('>I1I6I6I6I6I5I6I6I6I5I5I5I5I6I6I6', state, #identity + 1)
   if admin_state == SUSPENDED then return nil, 'suspended' end
   if events < tonumber(ARGV[2]) then return nil, 'behind' end
+  if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5]) < 4 then return nil, 'sentinel' end
   return {
     state = state, days_at = days_at, admin_state = admin_state, sequence = sequence, taken = taken, events = events,
     backlog = backlog, loaded_epoch = loaded_epoch, next_due = next_due, starts_at = starts_at, ends_at = ends_at,
@@ -86,28 +82,25 @@ local function pack_state(campaign, rules)
     .. (rules or string.sub(campaign.state, #ARGV[1] + COUNTERS_BYTES + 1))
 end
 
--- Whether these keys are there, and of the same load as the state. A script that only counts on some of them asks for
--- those alone, before it writes anything.
+-- Whether what is in these keys is of the same load as the state. A script that counts on it asks, before it writes
+-- anything.
 local function claims_are_whole(campaign)
-  return redis.call('HGET', claims_key, '.') == string.format('%.0f', campaign.loaded_epoch)
+  return redis.call('HGET', KEYS[3], '.') == string.format('%.0f', campaign.loaded_epoch)
 end
 local function holds_are_whole(campaign)
-  return redis.call('ZSCORE', holds_key, '.') == string.format('-%.0f', campaign.loaded_epoch)
-end
-local function outbox_is_whole(campaign)
-  local sentinel = string.format('0-%.0f', campaign.loaded_epoch)
-  return #redis.call('XRANGE', outbox_key, sentinel, sentinel) == 1
+  return redis.call('ZSCORE', KEYS[4], '.') == string.format('-%.0f', campaign.loaded_epoch)
 end
 
--- The campaign as above, of which every key is there.
+-- The campaign as above, with every key of the same load.
 local function open_whole_campaign()
-  local campaign, why = open_campaign(redis.call('HGET', users_key, '.'))
+  local campaign, why = open_campaign(redis.call('HGET', KEYS[2], '.'))
   if not campaign then return nil, why end
-  if redis.call('HGET', campaign_key, 'phase') ~= 'open' then return nil, 'missing' end
-  if not (claims_are_whole(campaign) and holds_are_whole(campaign) and outbox_is_whole(campaign)) then
-    return nil, 'sentinel'
+  local sentinel = string.format('0-%.0f', campaign.loaded_epoch)
+  if redis.call('HGET', KEYS[1], 'phase') == 'open' and claims_are_whole(campaign) and holds_are_whole(campaign)
+    and #redis.call('XRANGE', KEYS[5], sentinel, sentinel) == 1 then
+    return campaign
   end
-  return campaign
+  return nil, 'sentinel'
 end
 
 -- The calendar day at `now` in the campaign's time zone, as days since 1970: the last offset that has begun counts.
@@ -122,169 +115,154 @@ local function day_at(campaign, now)
   return math.floor((seconds + offset) / 86400)
 end
 
--- Of a user's record, or none: the day last claimed on, units taken on it, units ever taken, 1 if claims have moved out.
-local function unpack_user(record)
-  if not record then return 0, 0, 0, 0 end
-  return struct.unpack('>I3I5I5I1', record)
-end
-
--- A user's record with other counters before the same claims.
-local function with_counters(record, day, today, ever, moved)
-  return struct.pack('>I3I5I5I1', day, today, ever, moved) .. string.sub(record, HEADER + 1)
-end
-
-local function unpack_claim(record)
-  local digest, sequence, quantity, status, revision, claimed_at, expires_at, day =
-    struct.unpack('>c16I5I4I1I1I6I6I3', record)
-  return {
-    digest = digest, status = status, revision = revision, quantity = quantity, sequence = sequence,
-    claimed_at = claimed_at, expires_at = expires_at, day = day,
-  }
-end
-
-local function pack_claim(claim)
-  return struct.pack('>c16I5I4I1I1I6I6I3', claim.digest, claim.sequence, claim.quantity, claim.status, claim.revision,
-    claim.claimed_at, claim.expires_at, claim.day)
-end
-
--- What a script has read, and what it writes all at once at its end. `records` has users' records as they stand
--- by now, `moved` those of claims that have moved out; the lists are arguments of the commands that write them, `users`
--- with room for the state at its beginning. `is_damaged`: a key is not whole. `is_stale`: the state is to be written
--- whatever else is.
+-- What a script has read, and what it writes all at once at its end: the arguments of the commands that write it, `users`
+-- with room for the state at its beginning. `claims`, `held` and `freed` are there once something is in them. `records` has
+-- users' records as they stand by now. `is_damaged`: a key is not whole. `is_stale`: the state is to be written whatever else is.
 local function new_work(campaign, now)
   return {
-    campaign = campaign, now = now, records = {}, moved = {}, users = { '.', false }, claims = {}, held = {}, freed = {},
-    event_users = {}, event_claims = {},
+    campaign = campaign, now = now, records = {}, users = { '.', false }, event_users = {}, event_claims = {},
   }
-end
-
--- The record of a claim that has moved out, or nil.
-local function find_moved(work, digest)
-  local packed = work.moved[digest]
-  if packed == nil then
-    work.is_damaged = work.is_damaged or not claims_are_whole(work.campaign)
-    packed = redis.call('HGET', claims_key, digest)
-    packed = packed and string.sub(packed, 1, CLAIM)
-    work.moved[digest] = packed
-  end
-  return packed or nil
-end
-
--- The claim of that digest, packed, and where it stands in its user's record; nil for none.
-local function find_claim(work, record, digest)
-  if not record then return nil end
-  for at = HEADER + 1, #record, CLAIM do
-    if string.sub(record, at, at + DIGEST - 1) == digest then return string.sub(record, at, at + CLAIM - 1), at end
-  end
-  if string.byte(record, HEADER) == 1 then return find_moved(work, digest) end
-end
-
-local function append(list, first, second)
-  local length = #list
-  list[length + 1], list[length + 2] = first, second
-end
-
--- Records a claim that no longer fits into its user's record. The user's id is appended to it, so that a scan of these
--- claims alone can tell whose they are.
-local function move_out(work, user_id, digest, packed)
-  work.moved[digest] = packed
-  append(work.claims, digest, packed .. user_id)
-end
-
--- Writes a changed claim back where it was found, and tells SQL.
-local function update_claim(work, user_id, record, claim, at)
-  claim.revision = claim.revision + 1
-  local packed = pack_claim(claim)
-  if at then
-    record = string.sub(record, 1, at - 1) .. packed .. string.sub(record, at + CLAIM)
-  else
-    move_out(work, user_id, claim.digest, packed)
-  end
-  work.records[user_id] = record
-  append(work.users, user_id, record)
-  append(work.event_users, user_id)
-  append(work.event_claims, packed)
-end
-
--- Gives a claim's units back: to the total, to the user, and to the user's day while that day is still the current one.
--- Returns the user's record.
-local function give_back(work, record, claim)
-  local day, today, ever, moved = unpack_user(record)
-  work.campaign.taken = work.campaign.taken - claim.quantity
-  if claim.day == day then today = today - claim.quantity end
-  return with_counters(record, day, today, ever - claim.quantity, moved)
-end
-
--- The holds that are due, at most DUE_MAX: their users and their digests. More may be due when there are that many.
-local function due_holds(now)
-  local user_ids, digests = {}, {}
-  for i, member in ipairs(redis.call('ZRANGE', holds_key, 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)) do
-    user_ids[i], digests[i] = string.sub(member, 1, -DIGEST - 2), string.sub(member, -DIGEST)
-  end
-  return user_ids, digests
-end
-
--- When the first hold of all falls due.
-local function first_due()
-  local first = redis.call('ZRANGE', holds_key, 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
-  return tonumber(first[2]) or NEVER
 end
 
 local function hold_member(user_id, digest) return user_id .. '.' .. digest end
 
-local function expire_hold(work, user_id, record, digest)
-  local packed, at = find_claim(work, record, digest)
-  local claim = packed and unpack_claim(packed)
-  if claim and claim.status == HELD then
-    claim.status = EXPIRED
-    update_claim(work, user_id, give_back(work, record, claim), claim, at)
+-- Adds two elements to one of the work's lists.
+local function append(work, name, first, second)
+  local list = work[name] or {}
+  work[name] = list
+  local length = #list
+  list[length + 1], list[length + 2] = first, second
+end
+
+-- What reads and changes claims that are there. `moved` has the records of those that have moved out.
+local function claim_tools(work)
+  local tools, records, moved = {}, work.records, {}
+
+  -- The record of a claim that has moved out, or nil.
+  local function find_moved(digest)
+    if moved[digest] == nil then
+      work.is_damaged = work.is_damaged or not claims_are_whole(work.campaign)
+      local packed = redis.call('HGET', KEYS[3], digest)
+      moved[digest] = packed and string.sub(packed, 1, CLAIM)
+    end
+    return moved[digest] or nil
   end
-  append(work.freed, hold_member(user_id, digest))
-end
 
--- Calls a command that takes a list, in portions.
-local function write(command, key, list)
-  for from = 1, #list, FIELDS_MAX do
-    redis.call(command, key, unpack(list, from, math.min(from + FIELDS_MAX - 1, #list)))
+  -- The claim of that digest, packed, and where it stands in its user's record; nil for none.
+  function tools.find(record, digest)
+    if not record then return nil end
+    for at = HEADER + 1, #record, CLAIM do
+      if string.sub(record, at, at + DIGEST - 1) == digest then return string.sub(record, at, at + CLAIM - 1), at end
+    end
+    if string.byte(record, HEADER) == 1 then return find_moved(digest) end
   end
+
+  function tools.unpack(packed)
+    local digest, sequence, quantity, status, revision, claimed_at, expires_at, day =
+      struct.unpack('>c16I5I4I1I1I6I6I3', packed)
+    return {
+      digest = digest, status = status, revision = revision, quantity = quantity, sequence = sequence,
+      claimed_at = claimed_at, expires_at = expires_at, day = day,
+    }
+  end
+
+  function tools.pack(claim)
+    return struct.pack('>c16I5I4I1I1I6I6I3', claim.digest, claim.sequence, claim.quantity, claim.status, claim.revision,
+      claim.claimed_at, claim.expires_at, claim.day)
+  end
+
+  -- Records a claim that no longer fits into its user's record. The user's id is appended to it, so that a scan of these
+  -- claims alone can tell whose they are.
+  local function move_out(user_id, digest, packed)
+    moved[digest] = packed
+    append(work, 'claims', digest, packed .. user_id)
+  end
+
+  -- A user's record with one claim more; the oldest of more than eight moves out to `claims`.
+  function tools.add(user_id, record, claim)
+    record = record .. claim
+    if #record > HEADER + INLINE_MAX * CLAIM then
+      local oldest = string.sub(record, HEADER + 1, HEADER + CLAIM)
+      move_out(user_id, string.sub(oldest, 1, DIGEST), oldest)
+      record = string.sub(record, 1, HEADER - 1) .. string.char(1) .. string.sub(record, HEADER + CLAIM + 1)
+    end
+    return record
+  end
+
+  -- Writes a changed claim back where it was found, and tells SQL.
+  function tools.update(user_id, record, claim, at)
+    claim.revision = claim.revision + 1
+    local packed = tools.pack(claim)
+    if at then
+      record = string.sub(record, 1, at - 1) .. packed .. string.sub(record, at + CLAIM)
+    else
+      move_out(user_id, claim.digest, packed)
+    end
+    records[user_id] = record
+    append(work, 'users', user_id, record)
+    append(work, 'event_users', user_id)
+    append(work, 'event_claims', packed)
+  end
+
+  -- Gives a claim's units back: to the total, to the user, and to the user's day while that day is still the current one.
+  -- Returns the user's record.
+  function tools.give_back(record, claim)
+    local day, today, ever, has_moved = struct.unpack('>I3I5I5I1', record)
+    work.campaign.taken = work.campaign.taken - claim.quantity
+    if claim.day == day then today = today - claim.quantity end
+    return struct.pack('>I3I5I5I1', day, today, ever - claim.quantity, has_moved) .. string.sub(record, HEADER + 1)
+  end
+
+  -- Expires a hold that is due.
+  function tools.expire(user_id, digest)
+    local record = records[user_id] or redis.call('HGET', KEYS[2], user_id)
+    local packed, at = tools.find(record, digest)
+    local claim = packed and tools.unpack(packed)
+    if claim and claim.status == HELD then
+      claim.status = EXPIRED
+      tools.update(user_id, tools.give_back(record, claim), claim, at)
+    end
+    append(work, 'freed', hold_member(user_id, digest))
+  end
+
+  return tools
 end
 
--- Whether a key that the script counts on, or would write to, is not whole. The outbox, which every event is written to,
--- tells by itself.
-local function is_damaged(work)
-  return work.is_damaged
-    or #work.claims > 0 and not claims_are_whole(work.campaign)
-    or #work.held + #work.freed > 0 and not holds_are_whole(work.campaign)
+-- When the first hold of all falls due.
+local function first_due()
+  local first = redis.call('ZRANGE', KEYS[4], 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+  return tonumber(first[2]) or NEVER
 end
 
--- The next hold that falls due, once the holds are written.
-local function next_due(work)
-  if #work.freed > 0 then return first_due() end
-  if #work.held > 0 then return math.min(work.campaign.next_due, work.now + work.campaign.hold_ms) end
-  return work.campaign.next_due
-end
-
--- Writes everything that the script has changed; false, and nothing is written, when a key is not whole. All else that can
--- fail has been done before. What a list names twice is there as it stands last.
+-- Writes everything that the script has changed; false, and nothing is written, when a key that it counts on, or would write
+-- to, is not whole. All else that can fail has been done before. What a list names twice is there as it stands last.
 local function write_all(work)
-  if is_damaged(work) then return false end
-  local campaign, events = work.campaign, #work.event_users
-  if events == 0 and #work.freed == 0 and not work.is_stale then return true end
+  local campaign, events, claims, held, freed = work.campaign, #work.event_users, work.claims, work.held, work.freed
+  if work.is_damaged or claims and not claims_are_whole(campaign)
+    or (held or freed) and not holds_are_whole(campaign) then
+    return false
+  end
+  if events == 0 and not freed and not work.is_stale then return true end
   if events > 0 then
     campaign.events, campaign.backlog = campaign.events + events, campaign.backlog + events
     local head = string.sub(ARGV[1], 2, 6)
       .. struct.pack('>I6I6I5I6', campaign.events, work.now, campaign.total, campaign.taken)
-    -- The first of all writes: where the outbox is gone, nothing has changed.
-    if not redis.call('XADD', outbox_key, 'NOMKSTREAM', '*', 'head', head, 'users',
+    -- The first of all writes, which tells by itself whether the outbox is there: if not, nothing has changed.
+    if not redis.call('XADD', KEYS[5], 'NOMKSTREAM', '*', 'head', head, 'users',
       table.concat(work.event_users, ' '), 'claims', table.concat(work.event_claims)) then
       return false
     end
   end
-  write('HSET', claims_key, work.claims)
-  write('ZADD', holds_key, work.held)
-  write('ZREM', holds_key, work.freed)
-  campaign.next_due = next_due(work)
+  if claims then redis.call('HSET', KEYS[3], unpack(claims)) end
+  if held then
+    redis.call('ZADD', KEYS[4], unpack(held))
+    campaign.next_due = math.min(campaign.next_due, work.now + campaign.hold_ms)
+  end
+  if freed then
+    redis.call('ZREM', KEYS[4], unpack(freed))
+    campaign.next_due = first_due()
+  end
   work.users[2] = pack_state(campaign)
-  write('HSET', users_key, work.users)
+  redis.call('HSET', KEYS[2], unpack(work.users))
   return true
 end

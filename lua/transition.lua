@@ -11,20 +11,21 @@
 --   {'not_ready', why}                                 as in claim.lua
 
 local user_id, digest = ARGV[4], ARGV[5]
-local state, record = unpack(redis.call('HMGET', users_key, '.', user_id))
+local state, record = unpack(redis.call('HMGET', KEYS[2], '.', user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
 local work = new_work(campaign, milliseconds())
-local packed, at = find_claim(work, record, digest)
+local tools = claim_tools(work)
+local packed, at = tools.find(record, digest)
 if work.is_damaged then return { 'not_ready', 'sentinel' } end
 if not packed then return { 'unknown' } end
-local claim = unpack_claim(packed)
+local claim = tools.unpack(packed)
 
 local function change_to(status)
-  if claim.status == HELD then append(work.freed, hold_member(user_id, digest)) end
-  if status == GRANTED then claim.expires_at = 0 else record = give_back(work, record, claim) end
+  if claim.status == HELD then append(work, 'freed', hold_member(user_id, digest)) end
+  if status == GRANTED then claim.expires_at = 0 else record = tools.give_back(record, claim) end
   claim.status = status
-  update_claim(work, user_id, record, claim, at)
+  tools.update(user_id, record, claim, at)
 end
 
 if claim.status == HELD and work.now >= claim.expires_at then
@@ -35,4 +36,4 @@ elseif ARGV[3] == 'return' and (claim.status == HELD or claim.status == GRANTED)
   change_to(RETURNED)
 end
 if not write_all(work) then return { 'not_ready', 'sentinel' } end
-return { 'transitioned', pack_claim(claim), campaign.events }
+return { 'transitioned', tools.pack(claim), campaign.events }

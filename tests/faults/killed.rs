@@ -1,6 +1,6 @@
 //! Core killed at the places that matter: before SQL has heard, after SQL has committed, after the outbox was told.
 
-use redis::Script;
+use claimgate_core::store::redis::scripts;
 use support::checker::{Checker, Expect};
 use support::fault_proxy::Cut;
 use support::storm::Seen;
@@ -27,7 +27,7 @@ async fn core_killed_before_sql() {
 
 /// The hash by which core calls `ack.lua`: how the proxy tells that call from others.
 fn ack_hash() -> String {
-    Script::new(include_str!("../../lua/ack.lua")).get_hash().to_owned()
+    scripts::ACK.get_hash().to_owned()
 }
 
 /// Cuts the call by which core takes committed entries off the outbox, and kills core there.

@@ -261,12 +261,6 @@ impl Run {
         self.kept = self.model.clone();
         // What was copied may be of a time that has never been.
         self.copied_at = None;
-        // The users vouch for the counters: without another key, what needs it is refused, and every look-up is.
-        if mask >> 1 & 1 == 0 {
-            not_ready(&self.system.look_up(&Ask::probe()).await)?;
-        } else {
-            not_ready(&self.system.claims(&[Ask::probe()]).await)?;
-        }
         self.loaded(last_sequence(&self.kept).max(self.seen)..=before).await
     }
 
@@ -277,12 +271,15 @@ impl Run {
         self.relay().await?;
         self.tally.loads += 1;
         self.system.restart_redis_on_copy().await;
-        not_ready(&self.system.claims(&[Ask::probe()]).await)?;
         self.loaded(last_sequence(&self.kept).max(self.seen)..=self.model.sequence).await
     }
 
-    /// Redis has lost something: all is loaded from SQL.
+    /// Redis has lost something: nothing is decided until all has been loaded from SQL.
     async fn loaded(&mut self, sequences: RangeInclusive<u64>) -> Result<(), String> {
+        let refused = self.system.claims(&[Ask::probe()]).await;
+        if !matches!(&refused, Err(why) if why.starts_with("campaign not ready")) {
+            return Err(format!("when Redis had lost something, a claim was answered {refused:?}"));
+        }
         let rows = u64::try_from(self.model.claims.len()).expect("a count");
         self.sweep(Recovered::Loaded(rows)).await?;
         let (counters, _) = self.system.look_up(&Ask::probe()).await?;
@@ -369,12 +366,4 @@ fn same_each(expected: &[Answer], found: &[Answer]) -> Result<(), String> {
 /// `Err` when what was found is not what was expected.
 pub fn same<T: PartialEq + Debug>(expected: &T, found: &T) -> Result<(), String> {
     if expected == found { Ok(()) } else { Err(format!("expected {expected:?}\nfound    {found:?}")) }
-}
-
-/// Redis has lost something: nothing is answered until all has been loaded from SQL.
-fn not_ready<T: Debug>(reply: &Result<T, String>) -> Result<(), String> {
-    match reply {
-        Err(why) if why.starts_with("campaign not ready") => Ok(()),
-        _ => Err(format!("when Redis had lost something, it answered {reply:?}")),
-    }
 }
