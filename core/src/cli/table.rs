@@ -4,28 +4,6 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{ContentArrangement, Table};
 use serde_json::Value;
 
-/// Prints `value` as JSON, or what `text` makes of it.
-#[allow(clippy::print_stdout)] // the command line's answer
-pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
-    if json {
-        print_json(value);
-    } else {
-        println!("{}", text());
-    }
-}
-
-/// Prints `value` for programs to read.
-#[allow(clippy::print_stdout)] // the command line's answer
-pub fn print_json(value: &Value) {
-    println!("{value:#}");
-}
-
-/// Says what takes a while; the answer itself goes to standard output.
-#[allow(clippy::print_stderr)] // the command line's own voice
-pub fn progress(text: &str) {
-    eprintln!("claimgate: {text}");
-}
-
 /// One row a campaign; a single one with all its rules.
 pub fn campaigns(campaigns: &[Value]) -> String {
     let [campaign] = campaigns else {
