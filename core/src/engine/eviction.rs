@@ -1,4 +1,4 @@
-//! Evicts campaigns that are long over from Redis; from then on they are answered from SQL (`evicted`).
+//! Evicts campaigns that are long over from Redis; from then on they are answered from SQL (`evicted_answers`).
 
 use std::time::Duration;
 

@@ -5,9 +5,9 @@ pub mod auth;
 pub mod error;
 pub mod extract;
 pub mod internal;
+pub mod listeners;
 pub mod middleware;
 mod openapi;
-pub mod router;
 mod routes;
 pub mod state;
 
