@@ -369,7 +369,7 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
     core.claim("demo", "alice", "k").await.expect(201);
     support::signing::Signed::claim(&core, "demo", "bob", "k").send(&core).await.expect(201);
     ask(&core, &["token", "--user", "alice"]).await.ended(0);
-    core.sql().await.until("demo", 2).await;
+    core.sql().until("demo", 2).await;
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&core.data_dir()), 0o700);
     let names = ["admin.token", "edge.key", "user-jwt.key", "redis.password"];

@@ -55,7 +55,7 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         let expected = [((201, String::new()), TOTAL), ((409, "sold_out".to_owned()), CROWD - TOTAL)];
         assert_eq!(codes, BTreeMap::from(expected));
         assert!(claims * 100 <= CROWD * 3, "{claims} of {CROWD} reached core");
-        assert_eq!(world.core.sql().await.until("first-tries", TOTAL).await.len(), TOTAL);
+        assert_eq!(world.core.sql().until("first-tries", TOTAL).await.len(), TOTAL);
     });
 }
 
@@ -167,7 +167,7 @@ fn a_hundred_of_two_thousand_claims_are_granted() {
                 reply.text()
             );
         }
-        let rows = world.core.sql().await.until("crowd", 100).await;
+        let rows = world.core.sql().until("crowd", 100).await;
         assert!(rows.iter().map(|row| row.sequence).eq(1..=100));
         assert_eq!(rows.iter().map(|row| &row.user_id).collect::<BTreeSet<_>>().len(), 100);
     });

@@ -34,7 +34,7 @@ fn a_claim_is_granted_once_and_shown_to_its_user_only() {
         let missing =
             world.look_up("flow.bob.AAAAAAAAAAAAAAAAAAAAAA", "bob").await.refused(404, "claim_not_found");
         assert_eq!(others.json()["title"], missing.json()["title"]);
-        assert_eq!(world.core.sql().await.until("flow", 1).await[0].id, *id);
+        assert_eq!(world.core.sql().until("flow", 1).await[0].id, *id);
     });
 }
 

@@ -23,7 +23,7 @@ fn a_lost_answer_is_asked_for_again_and_is_one_claim() {
         world.proxy.lose_all_answers(false);
         let known = world.claim("lost", "bob", "k1").await.expect(200);
         assert_eq!(known.json()["claim"]["sequence"], 2);
-        assert_eq!(world.core.sql().await.until("lost", 2).await.len(), 2);
+        assert_eq!(world.core.sql().until("lost", 2).await.len(), 2);
     });
 }
 
@@ -81,6 +81,6 @@ fn a_dead_core_is_said_to_be_unavailable_and_claims_flow_when_it_is_back() {
         .await;
         assert_eq!(world.claim("dead", "alice", "k1").await.expect(200).json()["claim"], won["claim"]);
         let taken = usize::try_from(world.core.redis().await.counter("dead", "taken").await).unwrap();
-        assert_eq!(world.core.sql().await.until("dead", taken).await.len(), taken);
+        assert_eq!(world.core.sql().until("dead", taken).await.len(), taken);
     });
 }

@@ -39,7 +39,7 @@ fn it_opens_by_itself_and_the_claim_stays_the_same() {
 
         page.press("#claim").await;
         page.until(PHASE, "won").await;
-        let row = world.core.sql().await.until("page-opens", 1).await.remove(0);
+        let row = world.core.sql().until("page-opens", 1).await.remove(0);
         assert_eq!(
             (text(&page, "sequence").await, text(&page, "claim-id").await),
             ("1".to_owned(), row.id.clone())
@@ -54,7 +54,7 @@ fn it_opens_by_itself_and_the_claim_stays_the_same() {
         page.reload().await;
         page.until(PHASE, "won").await;
         assert_eq!(text(&page, "claim-id").await, row.id);
-        assert_eq!(world.core.sql().await.claims("page-opens").await.len(), 1);
+        assert_eq!(world.core.sql().claims("page-opens").await.len(), 1);
         page.close().await;
     });
 }
@@ -74,7 +74,7 @@ fn a_claim_whose_answer_was_lost_is_asked_for_until_it_is_known() {
         world.restart_core().await;
         world.proxy.lose_all_answers(false);
         page.until(PHASE, "won").await;
-        let rows = world.core.sql().await.until("page-lost", 1).await;
+        let rows = world.core.sql().until("page-lost", 1).await;
         assert_eq!((rows.len(), text(&page, "claim-id").await), (1, rows[0].id.clone()));
         page.close().await;
     });
@@ -93,7 +93,7 @@ fn a_reload_while_the_outcome_is_unknown_is_the_same_claim() {
         page.reload().await;
         world.proxy.lose_all_answers(false);
         page.until(PHASE, "won").await;
-        let rows = world.core.sql().await.until("page-reload", 1).await;
+        let rows = world.core.sql().until("page-reload", 1).await;
         assert_eq!((rows.len(), text(&page, "claim-id").await), (1, rows[0].id.clone()));
         page.close().await;
     });
@@ -132,7 +132,7 @@ fn a_request_that_the_browser_itself_sent_twice_is_no_first_try() {
             (3, 2),
             "the copy carries the mark, the page's own retry does not"
         );
-        assert_eq!(world.core.sql().await.until("page-twice", 1).await[0].id, text(&page, "claim-id").await);
+        assert_eq!(world.core.sql().until("page-twice", 1).await[0].id, text(&page, "claim-id").await);
         page.close().await;
     });
 }

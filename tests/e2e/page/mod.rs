@@ -93,7 +93,7 @@ pub async fn kept_key(page: &Browser, campaign: &str) -> String {
 
 /// That the one claim of the campaign is the one the page shows.
 pub async fn is_the_one_claim(world: &World, page: &Browser, campaign: &str) {
-    let rows = world.core.sql().await.until(campaign, 1).await;
+    let rows = world.core.sql().until(campaign, 1).await;
     assert_eq!((rows.len(), text(page, "claim-id").await), (1, rows[0].id.clone()));
 }
 

@@ -50,7 +50,7 @@ fn a_network_lost_in_the_middle_is_waited_for() {
         page.until(BUTTON, false).await;
         world.proxy.delay_answers(Duration::from_secs(2));
         page.press("#claim").await;
-        let _ = world.core.sql().await.until("page-offline", 1).await;
+        let _ = world.core.sql().until("page-offline", 1).await;
         page.network(true, 0).await;
         world.proxy.delay_answers(Duration::ZERO);
         page.until(PHASE, "retrying").await;
@@ -91,7 +91,7 @@ fn a_reload_without_a_network_is_the_same_claim_too() {
         let before = page.eval(key).await;
         page.devtools("Page.reload", json!({})).await;
         page.until("document.getElementById('claim') === null", true).await; // the browser's own page of errors
-        assert_eq!(world.core.sql().await.claims("page-gone").await.len(), 0);
+        assert_eq!(world.core.sql().claims("page-gone").await.len(), 0);
         page.network(false, 0).await;
         page.goto(&world.edge.url("/?campaign=page-gone")).await;
         page.until(PHASE, "won").await;

@@ -62,7 +62,7 @@ fn a_refusal_after_the_press_is_in_words_too() {
             page.picture(&format!("7-{campaign}-zh")).await;
             page.reload().await;
             page.until(BUTTON, campaign != "page-daily").await;
-            assert_eq!(world.core.sql().await.until(campaign, 1).await.len(), 1);
+            assert_eq!(world.core.sql().until(campaign, 1).await.len(), 1);
             page.close().await;
         }
     });
