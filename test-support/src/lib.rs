@@ -8,6 +8,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
+    clippy::missing_errors_doc,
     clippy::missing_panics_doc
 )]
 

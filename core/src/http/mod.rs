@@ -1,12 +1,12 @@
 //! Both HTTP APIs: routes by resource, and the server that holds every connection to its limits.
 
-pub mod admin;
+mod admin;
 pub mod auth;
-pub mod error;
-pub mod extract;
-pub mod internal;
+mod error;
+mod extract;
+mod internal;
 pub mod listeners;
-pub mod middleware;
+mod middleware;
 mod openapi;
 mod routes;
 pub mod state;
