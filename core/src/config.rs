@@ -135,14 +135,14 @@ pub struct Config {
 
 impl Config {
     /// Checks everything, makes the data directory or makes it private, and generates the secrets that are missing.
-    pub fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
+    pub(crate) fn load(args: &ServeArgs) -> Result<Self, ConfigError> {
         let data_dir =
             data_dir::prepare(&args.data.data_dir).map_err(|problem| wrong("CLAIMGATE_DATA_DIR", problem))?;
         Self::read(args, Secrets::of(&data_dir))
     }
 
-    /// The configuration that [`Self::from_args`] would give, with nothing made or changed.
-    pub fn look(args: &ServeArgs) -> Result<Self, ConfigError> {
+    /// The configuration that [`Self::load`] would give, with nothing made or changed.
+    pub(crate) fn look(args: &ServeArgs) -> Result<Self, ConfigError> {
         Self::read(args, Secrets::as_they_are(&data_dir(args)))
     }
 
@@ -272,7 +272,7 @@ impl<'a> Secrets<'a> {
     }
 
     /// The admin token.
-    pub fn admin_token(self) -> Result<String, ConfigError> {
+    pub(crate) fn admin_token(self) -> Result<String, ConfigError> {
         const VARIABLE: &str = "CLAIMGATE_ADMIN_TOKEN";
         match secret(VARIABLE)? {
             Some(token) if token.len() < TOKEN_CHARS_MIN => {
@@ -284,7 +284,7 @@ impl<'a> Secrets<'a> {
     }
 
     /// The credentials of callers, from the environment and the secrets' files as they are now.
-    pub fn credentials(self) -> Result<Credentials, ConfigError> {
+    pub(crate) fn credentials(self) -> Result<Credentials, ConfigError> {
         Ok(Credentials { tokens: tokens(&self.admin_token()?)?, edge_keys: self.edge_keys()? })
     }
 
@@ -298,7 +298,7 @@ impl<'a> Secrets<'a> {
     }
 
     /// What user tokens are signed with and must say.
-    pub fn user_tokens(self) -> Result<UserTokens, ConfigError> {
+    pub(crate) fn user_tokens(self) -> Result<UserTokens, ConfigError> {
         const VARIABLE: &str = "CLAIMGATE_USER_JWT_KEY";
         let text = match secret(VARIABLE)? {
             Some(text) => text,

@@ -26,7 +26,10 @@ impl Caller {
         }
     }
 
-    /// `forbidden` when the edge has signed for another user than `user`.
+    /// Whether the caller may act for `user`: back ends and admins for any, the edge for the one it has signed for.
+    ///
+    /// # Errors
+    /// `forbidden` when the edge has signed for another user.
     pub fn may_act_for(&self, user: &UserId) -> Result<(), Problem> {
         match self {
             Self::Edge(signed) if signed.as_ref() != Some(user) => {

@@ -14,6 +14,6 @@ pub mod engine;
 pub mod http;
 pub mod jobs;
 pub mod metrics;
-pub mod server;
+mod server;
 pub mod step;
 pub mod store;

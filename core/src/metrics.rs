@@ -28,6 +28,9 @@ const LATENCY_BUCKETS_S: &[f64] =
 const BATCH_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 /// Installs the recorder; the handle renders what `/metrics` answers.
+///
+/// # Errors
+/// When this process has a recorder already.
 pub fn install() -> Result<PrometheusHandle, BuildError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Full(DECISION_SECONDS.to_owned()), LATENCY_BUCKETS_S)?

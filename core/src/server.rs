@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::engine::serving::{Serving, ServingError};
 use crate::http;
 use crate::http::auth::Authenticator;
-use crate::http::router::{admin_router, internal_router};
+use crate::http::listeners::{admin_router, internal_router};
 use crate::http::state::AppState;
 use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;

@@ -40,6 +40,9 @@ mod scheduled {
     }
 
     /// After it: the reply, or, where the schedule loses it, what a broken connection gives.
+    ///
+    /// # Errors
+    /// `reply`'s own.
     pub fn after<T, E: From<std::io::Error>>(reply: Result<T, E>) -> Result<T, E> {
         match SCHEDULED.try_with(|steps| steps.loses_reply()) {
             Ok(true) => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
@@ -56,6 +59,9 @@ pub fn before(_name: &'static str) -> std::future::Ready<()> {
 }
 
 /// After it: the reply.
+///
+/// # Errors
+/// `reply`'s own.
 #[cfg(not(feature = "steps"))]
 #[inline]
 pub fn after<T, E>(reply: Result<T, E>) -> Result<T, E> {

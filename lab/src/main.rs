@@ -4,6 +4,7 @@
 //! 2 wrong usage.
 
 use std::fmt;
+use std::io::{ErrorKind, Write as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,8 +77,10 @@ fn count(text: &str) -> Result<usize, String> {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if cli.list {
-        list();
-        return ExitCode::SUCCESS;
+        return match answer(&list()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(&format_args!("{error:#}"), 1),
+        };
     }
     let wanted = match named(&cli.only) {
         Ok(wanted) => wanted,
@@ -107,11 +110,19 @@ fn fail(error: &dyn std::fmt::Display, status: u8) -> ExitCode {
     ExitCode::from(status)
 }
 
-#[allow(clippy::print_stdout)] // what was asked for
-fn list() {
-    for one in STRATEGIES {
-        println!("{:>2}  {:<22} {}: {}", one.row, one.name, one.known_to_be(), one.how);
+/// Writes what was asked for. A reader that has gone, as in `… | head -1`, has all it wanted.
+fn answer(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("standard output"),
     }
+}
+
+fn list() -> String {
+    let line =
+        |one: &Strategy| format!("{:>2}  {:<22} {}: {}", one.row, one.name, one.known_to_be(), one.how);
+    STRATEGIES.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 async fn hold(command: &Command) -> anyhow::Result<()> {
@@ -159,7 +170,7 @@ async fn run(cli: &Cli, wanted: &[&'static Strategy]) -> anyhow::Result<bool> {
     machine["load_average"] = json!({ "before": load_before, "after": load_average() });
     machine["failed"] = failures.iter().map(Failure::to_string).collect();
     write(&cli.out, &rows, &machine)?;
-    print(&rows, &failures, &cli.out);
+    answer(&summary(&rows, &failures, &cli.out))?;
     Ok(failures.is_empty() && rows.iter().all(|row| judge::complaints(row).is_empty()))
 }
 
@@ -224,20 +235,18 @@ fn write(out: &Path, rows: &[Row], machine: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[allow(clippy::print_stdout)] // the lab's answer
-fn print(rows: &[Row], failures: &[Failure], out: &Path) {
-    println!("{}\n\n{}\n\n{}", report::verdicts(rows), report::costs(rows), report::LEGEND);
+fn summary(rows: &[Row], failures: &[Failure], out: &Path) -> String {
+    let mut parts = vec![report::verdicts(rows), report::costs(rows), report::LEGEND.to_owned()];
     let findings = report::findings(rows);
     if !findings.is_empty() {
-        println!("\nShown too:\n  {}", findings.join("\n  "));
+        parts.push(format!("Shown too:\n  {}", findings.join("\n  ")));
     }
     for row in rows {
         for complaint in judge::complaints(row) {
-            println!("\nNOT AS EXPECTED: {} {}: {complaint}", row.strategy.row, row.strategy.title);
+            parts.push(format!("NOT AS EXPECTED: {} {}: {complaint}", row.strategy.row, row.strategy.title));
         }
     }
-    for failure in failures {
-        println!("\nNOT AS EXPECTED: {failure}");
-    }
-    println!("\n{0}/report.json, {0}/report.html", out.display());
+    parts.extend(failures.iter().map(|failure| format!("NOT AS EXPECTED: {failure}")));
+    parts.push(format!("{0}/report.json, {0}/report.html", out.display()));
+    parts.join("\n\n")
 }

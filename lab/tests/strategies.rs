@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use claimgate_lab::app::App;
@@ -197,4 +198,12 @@ async fn a_cluster_refuses_keys_of_two_slots() {
     assert!(refused.contains("CROSSSLOT") || refused.contains("same slot"), "{refused}");
     let done = view.try_query::<i64>(&["EVAL", script, "2", "{stock}:seat", "{stock}:ticket"]).await;
     assert_eq!(done, Ok(2));
+}
+
+/// As with `lab --list | head -1`, once head has ended.
+#[test]
+fn a_list_whose_reader_has_gone_ends_quietly() {
+    let (_, writer) = std::io::pipe().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_lab")).arg("--list").stdout(writer).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
 }

@@ -18,6 +18,9 @@ impl RequestedQuantity {
     }
 
     /// The units asked for, or `quantity_out_of_range`.
+    ///
+    /// # Errors
+    /// `quantity_out_of_range` for any number but 1 to 4294967295.
     pub fn check(self) -> Result<Quantity, Problem> {
         u32::try_from(self.0).and_then(Quantity::try_from).map_err(|_| {
             let mut problem = Problem::new(Code::QuantityOutOfRange, "quantity must be from 1 to 4294967295");
@@ -66,6 +69,9 @@ pub struct ClaimFields {
 
 impl ClaimRequest {
     /// Reads a request body; `invalid_request` names the field that is wrong.
+    ///
+    /// # Errors
+    /// `invalid_request`, with the field that is wrong; `quantity_out_of_range`.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         let ClaimFields { campaign_id, user_id, quantity, idempotency_key } =
             crate::problem::parse_json(body)?;

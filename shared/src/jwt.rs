@@ -132,6 +132,9 @@ impl Audience {
 
 impl UserTokens {
     /// A token for `user` that is good for `ttl_s` seconds from `now` on.
+    ///
+    /// # Errors
+    /// None in practice: all that a token says can be written as JSON.
     pub fn mint(&self, user: &UserId, now: Timestamp, ttl_s: u32) -> Result<String, serde_json::Error> {
         let payload = Payload {
             iss: self.rules.issuer.clone(),
@@ -149,6 +152,10 @@ impl UserTokens {
     }
 
     /// The user that `token` speaks for at `now`.
+    ///
+    /// # Errors
+    /// [`TokenError`] when the token is malformed, of another algorithm, wrongly signed, for another issuer or
+    /// audience, or not good at `now`.
     pub fn verify(&self, token: &str, now: Timestamp) -> Result<UserId, TokenError> {
         let token = SignedToken::parse(token, Algorithm::Hs256)?;
         let mut mac = self.key.hmac();
@@ -170,6 +177,10 @@ pub struct SignedToken<'a> {
 
 impl<'a> SignedToken<'a> {
     /// Takes `token` apart; refused unless it names `algorithm`.
+    ///
+    /// # Errors
+    /// [`TokenError::Algorithm`] for another algorithm or a `crit` header, [`TokenError::Malformed`] for what is no
+    /// token or too long.
     pub fn parse(token: &'a str, algorithm: Algorithm) -> Result<Self, TokenError> {
         let mut parts = token.split('.');
         let (Some(header), Some(payload), Some(signature), None) =
@@ -190,6 +201,9 @@ impl<'a> SignedToken<'a> {
     }
 
     /// The user that the token speaks for at `now`; only to be asked once the signature has been verified.
+    ///
+    /// # Errors
+    /// [`TokenError`] when the token is not for this issuer and audience, or not good at `now`.
     #[allow(clippy::cast_precision_loss)] // 5 is exact
     pub fn user(&self, rules: &TokenRules, now: Timestamp) -> Result<UserId, TokenError> {
         let (payload, now_s): (Payload, f64) = (decode(self.payload)?, seconds(now));

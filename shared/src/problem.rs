@@ -207,6 +207,9 @@ impl Serialize for Problem {
 
 /// Reads an object, and nothing else: serde's derived structs would also take an array of their members' values.
 /// For `#[serde(deserialize_with)]` on a nested object; [`parse_json`] sees to the outermost.
+///
+/// # Errors
+/// The deserializer's own, for anything but an object with the members of a `T`.
 pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct Extensions<T>(PhantomData<T>);
     impl<'de, T: Deserialize<'de>> Visitor<'de> for Extensions<T> {
@@ -222,6 +225,9 @@ pub fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -
 }
 
 /// Reads a request body that is one JSON object; a problem names the field that is wrong, or `body`.
+///
+/// # Errors
+/// `invalid_request`, with that field.
 pub fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     #[derive(Deserialize)]
     #[serde(transparent, bound = "T: DeserializeOwned")]

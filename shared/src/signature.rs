@@ -57,6 +57,9 @@ pub enum KeyError {
 
 impl SecretKey {
     /// The key's bytes; refused when short, or one that stands in this documentation or in none: 0, 1, 2 … or zeros.
+    ///
+    /// # Errors
+    /// [`KeyError`]: which of these it is.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, KeyError> {
         if bytes.len() < KEY_BYTES_MIN {
             return Err(KeyError::Short);
@@ -165,6 +168,10 @@ impl SignedParts<'_> {
     /// Whether one of `keys` signed this within 30 s of `now`, and which attempt it vouches for: a mark that the
     /// signature does not cover counts for nothing. Compared in constant time; why it does not hold is for the caller's
     /// log, never for the client.
+    ///
+    /// # Errors
+    /// [`SignatureError`]: the key is unknown, the time is malformed or too far from `now`, or the signature is
+    /// another's.
     pub fn verify(
         &self,
         keys: &[NamedKey],

@@ -23,6 +23,9 @@ pub struct TimestampError;
 
 impl Timestamp {
     /// The instant `ms` milliseconds after 1970-01-01T00:00:00Z; refused before that and after the year 9999.
+    ///
+    /// # Errors
+    /// [`TimestampError`] for an instant outside of 1970 to 9999.
     pub fn from_ms(ms: i64) -> Result<Self, TimestampError> {
         if (0..=LAST_MS).contains(&ms) { Ok(Self(ms)) } else { Err(TimestampError) }
     }

@@ -30,6 +30,9 @@ pub enum Position {
 
 impl Window {
     /// A window that is open for at least a millisecond.
+    ///
+    /// # Errors
+    /// [`InvalidWindow`] when it ends before it opens or as it opens.
     pub fn new(starts_at: Timestamp, ends_at: Option<Timestamp>) -> Result<Self, InvalidWindow> {
         if ends_at.is_some_and(|end| end <= starts_at) {
             Err(InvalidWindow)

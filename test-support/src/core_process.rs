@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::client::{self, Client};
 use crate::process::{Process, Signal, command, free_address};
 use crate::wait::{SOON, eventually};
-use crate::{RedisView, SqlView, binary};
+use crate::{RedisView, Sql, binary};
 
 /// The token of the back end that every core of the tests knows.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
@@ -195,8 +195,8 @@ impl Core {
     }
 
     /// Its SQLite file.
-    pub async fn sql(&self) -> SqlView {
-        SqlView::open(&self.data_dir().join("claimgate.sqlite")).await
+    pub fn sql(&self) -> Sql {
+        Sql::in_directory(&self.data_dir())
     }
 
     /// Its managed Redis, once that answers.

@@ -1,14 +1,12 @@
-//! Redis and SQL as they are, read past core.
+//! Redis as it is, read past core; and snapshots of both stores.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::path::Path;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncCommands as _, FromRedisValue};
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
-use sqlx::{FromRow, Row as _};
 
+use crate::sql::Sql;
 use crate::wait::{SOON, eventually, holds};
 
 /// A connection to core's Redis.
@@ -134,81 +132,6 @@ pub fn key(campaign: &str, what: &str) -> String {
     format!("cg:{{{campaign}}}:{what}")
 }
 
-/// A claim's row.
-#[derive(Debug, Clone, PartialEq, Eq, FromRow)]
-pub struct ClaimRow {
-    /// The claim's id.
-    pub id: String,
-    /// Its user.
-    pub user_id: String,
-    /// Units.
-    pub quantity: i64,
-    /// `granted`, …
-    pub status: String,
-    /// Its place.
-    pub sequence: i64,
-    /// Days since 1970.
-    pub day: i64,
-    /// When it was decided, in milliseconds since 1970.
-    pub claimed_at: i64,
-}
-
-/// Core's SQLite file.
-#[derive(Debug, Clone)]
-pub struct SqlView(SqlitePool);
-
-impl SqlView {
-    /// Opens the file for reading.
-    pub async fn open(file: &Path) -> Self {
-        let options = SqliteConnectOptions::new().filename(file).read_only(true);
-        Self(
-            SqlitePool::connect_with(options)
-                .await
-                .unwrap_or_else(|error| panic!("{}: {error}", file.display())),
-        )
-    }
-
-    /// All claims of a campaign in the order of their sequence.
-    pub async fn claims(&self, campaign: &str) -> Vec<ClaimRow> {
-        let query = sqlx::query_as("SELECT * FROM claims WHERE campaign_id = $1 ORDER BY sequence");
-        query.bind(campaign).fetch_all(&self.0).await.expect("claims")
-    }
-
-    /// The audit of a campaign in the order of its versions: version, who, what, before, after.
-    pub async fn audit(&self, campaign: &str) -> Vec<(i64, String, String, Option<String>, String)> {
-        let query =
-            "SELECT version, who, what, before, after FROM audit WHERE campaign_id = $1 ORDER BY version";
-        sqlx::query_as(query).bind(campaign).fetch_all(&self.0).await.expect("audit")
-    }
-
-    /// Every row of every table, as text.
-    pub async fn everything(&self) -> Vec<String> {
-        let mut all = Vec::new();
-        for table in [
-            "SELECT * FROM campaigns ORDER BY 1",
-            "SELECT * FROM claims ORDER BY 1",
-            "SELECT * FROM audit ORDER BY 1, 2",
-        ] {
-            for row in sqlx::query(table).fetch_all(&self.0).await.expect("a table") {
-                let cell =
-                    |at| row.try_get_unchecked::<Option<String>, _>(at).expect("a cell").unwrap_or_default();
-                all.push((0..row.len()).map(cell).collect::<Vec<_>>().join("|"));
-            }
-        }
-        all
-    }
-
-    /// Waits until SQL holds `count` claims of the campaign, and returns them.
-    pub async fn until(&self, campaign: &str, count: usize) -> Vec<ClaimRow> {
-        eventually(SOON, || async {
-            let rows = self.claims(campaign).await;
-            holds(rows.len() == count, || format!("SQL holds {} claims, not {count}", rows.len()))
-                .map(|()| rows)
-        })
-        .await
-    }
-}
-
 /// All that a campaign's counters are, in Redis and in SQL: equal before and after a call that must change nothing.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -222,7 +145,7 @@ pub struct Snapshot {
 
 impl Snapshot {
     /// Takes one once the outbox is empty, so that the relay's own work makes no difference.
-    pub async fn take(redis: &RedisView, sql: &SqlView, campaign: &str) -> Self {
+    pub async fn take(redis: &RedisView, sql: &Sql, campaign: &str) -> Self {
         eventually(SOON, || async {
             let entries = redis.outbox_entries(campaign).await;
             holds(entries == 1, || format!("{entries} entries in the outbox"))

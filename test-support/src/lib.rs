@@ -8,6 +8,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
+    clippy::missing_errors_doc,
     clippy::missing_panics_doc
 )]
 
@@ -16,6 +17,7 @@ pub mod browser;
 pub mod certificates;
 pub mod checker;
 pub mod client;
+pub mod clock;
 pub mod core_client;
 pub mod core_process;
 pub mod edge;
@@ -37,6 +39,7 @@ pub mod watched;
 pub use client::Reply;
 pub use core_client::claim_body;
 pub use core_process::{Core, CoreOptions};
-pub use inspect::{ClaimRow, RedisView, Snapshot, SqlView};
+pub use inspect::{RedisView, Snapshot};
 pub use redis_server::RedisServer;
+pub use sql::{Sql, SqlClaim};
 pub use wait::{SOON, eventually, heavy};

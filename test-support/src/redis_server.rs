@@ -1,70 +1,14 @@
-//! A Redis outside of core, its clock in the test's hands; and that clock.
+//! A Redis outside of core, its clock in the test's hands.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use tempfile::TempDir;
 
 use crate::RedisView;
+use crate::clock::Clock;
 use crate::process::{Process, command};
-use crate::times::now_ms;
 use crate::wait::{SOON, eventually};
-
-/// A wall clock that the test can move, under any process started with it.
-#[derive(Debug)]
-pub struct Clock {
-    directory: TempDir,
-}
-
-impl Clock {
-    /// Compiles the shim.
-    pub fn new() -> Self {
-        let directory = tempfile::Builder::new().prefix("cgclock-").tempdir().expect("a temporary directory");
-        let clock = Self { directory };
-        clock.move_by_ms(0);
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock_shim.c");
-        let compiled = Command::new("cc")
-            .args(["-O1", "-shared", "-fPIC", "-o"])
-            .arg(clock.library())
-            .arg(source)
-            .output();
-        let compiled = compiled.expect("cc runs");
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-        clock
-    }
-
-    /// The variables that put a process on this clock.
-    pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
-        [("LD_PRELOAD", self.library()), ("CLOCK_SHIM", self.file())]
-    }
-
-    /// Moves it from the real time by milliseconds.
-    pub fn move_by_ms(&self, ms: i64) {
-        let next = self.directory.path().join("next");
-        std::fs::write(&next, ms.to_string()).expect("the clock's file");
-        // In one step: a file half written would be a third time.
-        std::fs::rename(next, self.file()).expect("the clock's file");
-    }
-
-    /// Sets it to an instant, from where it goes on.
-    pub fn set_ms(&self, instant_ms: i64) {
-        self.move_by_ms(instant_ms - now_ms());
-    }
-
-    fn library(&self) -> PathBuf {
-        self.directory.path().join("clock_shim.so")
-    }
-
-    fn file(&self) -> PathBuf {
-        self.directory.path().join("moved_ms")
-    }
-}
-
-impl Default for Clock {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 /// A `redis-server` on a unix socket, killed on drop.
 #[derive(Debug)]

@@ -6,6 +6,8 @@ use sqlx::any::{AnyPoolOptions, AnyRow};
 use sqlx::pool::PoolConnection;
 use sqlx::{Any, AnyPool, Row as _};
 
+use crate::wait::{SOON, eventually, holds};
+
 /// A claim's row, as far as both databases spell it alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SqlClaim {
@@ -25,6 +27,8 @@ pub struct SqlClaim {
     pub sequence: u64,
     /// Days since 1970.
     pub day: u64,
+    /// When it was decided, in milliseconds since 1970.
+    pub claimed_at: i64,
 }
 
 impl SqlClaim {
@@ -84,10 +88,42 @@ impl Sql {
 
     /// All claims of a campaign in the order of their sequence.
     pub async fn claims(&self, campaign: &str) -> Vec<SqlClaim> {
-        let query = "SELECT id, user_id, quantity, status, epoch, revision, sequence, day FROM claims \
+        let query = "SELECT id, user_id, quantity, status, epoch, revision, sequence, day, claimed_at FROM claims \
                      WHERE campaign_id = $1 ORDER BY sequence, epoch";
         let rows = sqlx::query(query).bind(campaign.to_owned()).fetch_all(&self.pool);
         rows.await.expect("claims").iter().map(read).collect()
+    }
+
+    /// Waits until SQL holds `count` claims of the campaign, and returns them.
+    pub async fn until(&self, campaign: &str, count: usize) -> Vec<SqlClaim> {
+        eventually(SOON, || async {
+            let rows = self.claims(campaign).await;
+            holds(rows.len() == count, || format!("SQL holds {} claims, not {count}", rows.len()))
+                .map(|()| rows)
+        })
+        .await
+    }
+
+    /// The audit of a campaign in the order of its versions: version, who, what, before, after.
+    pub async fn audit(&self, campaign: &str) -> Vec<(i64, String, String, Option<String>, String)> {
+        let query =
+            "SELECT version, who, what, before, after FROM audit WHERE campaign_id = $1 ORDER BY version";
+        sqlx::query_as(query).bind(campaign.to_owned()).fetch_all(&self.pool).await.expect("audit")
+    }
+
+    /// Every row of every table, as text.
+    pub async fn everything(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        for table in [
+            "SELECT * FROM campaigns ORDER BY 1",
+            "SELECT * FROM claims ORDER BY 1",
+            "SELECT * FROM audit ORDER BY 1, 2",
+        ] {
+            for row in sqlx::query(table).fetch_all(&self.pool).await.expect("a table") {
+                all.push((0..row.len()).map(|at| cell(&row, at)).collect::<Vec<_>>().join("|"));
+            }
+        }
+        all
     }
 
     /// One number that `query` asks for; `$1` is the campaign.
@@ -144,6 +180,12 @@ impl Held {
     }
 }
 
+/// A number or a text; nothing for NULL.
+fn cell(row: &AnyRow, at: usize) -> String {
+    let number = row.try_get::<Option<i64>, _>(at).map(|number| number.map(|number| number.to_string()));
+    number.or_else(|_| row.try_get::<Option<String>, _>(at)).expect("a number or a text").unwrap_or_default()
+}
+
 fn read(row: &AnyRow) -> SqlClaim {
     let number = |at: usize| u64::try_from(row.get::<i64, _>(at)).expect("no negative number");
     SqlClaim {
@@ -155,5 +197,6 @@ fn read(row: &AnyRow) -> SqlClaim {
         revision: number(5),
         sequence: number(6),
         day: number(7),
+        claimed_at: row.get(8),
     }
 }

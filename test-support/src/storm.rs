@@ -129,9 +129,9 @@ pub async fn resolve_unknown(core: &Core, campaign: &str, seen: &mut BTreeMap<Wi
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// Of all.
-    pub total: i64,
+    pub total: u64,
     /// Of each user.
-    pub per_user: i64,
+    pub per_user: u64,
 }
 
 /// What must hold once all is quiet: nothing acknowledged is missing, no limit passed, nothing granted twice,
@@ -150,18 +150,14 @@ pub async fn check(core: &Core, campaign: &str, seen: &BTreeMap<Wish, Seen>, bou
         holds((entries, backlog) == (1, 0), || format!("{entries} entries, {backlog} events in the outbox"))
     })
     .await;
-    let rows = core.sql().await.claims(campaign).await;
-    let granted: i64 = rows.iter().map(|row| row.quantity).sum();
+    let rows = core.sql().claims(campaign).await;
+    let granted: u64 = rows.iter().map(|row| row.quantity).sum();
     assert!(granted <= bounds.total, "granted {granted} of {}", bounds.total);
-    assert_eq!(
-        u64::try_from(granted).ok(),
-        Some(redis.counter(campaign, "taken").await),
-        "SQL and Redis disagree"
-    );
+    assert_eq!(Some(granted), Some(redis.counter(campaign, "taken").await), "SQL and Redis disagree");
     let sequences: Vec<_> = rows.iter().map(|row| row.sequence).collect();
     let expected: Vec<_> = (1..).take(rows.len()).collect();
     assert_eq!(sequences, expected, "sequences repeat or have gaps");
-    let mut of_user = BTreeMap::<&str, i64>::new();
+    let mut of_user = BTreeMap::<&str, u64>::new();
     for row in &rows {
         *of_user.entry(&row.user_id).or_default() += row.quantity;
     }
@@ -171,18 +167,14 @@ pub async fn check(core: &Core, campaign: &str, seen: &BTreeMap<Wish, Seen>, bou
     check_acknowledged(core, seen, &rows.iter().map(|row| (row.id.as_str(), row.sequence)).collect()).await;
 }
 
-async fn check_acknowledged(core: &Core, seen: &BTreeMap<Wish, Seen>, rows: &BTreeMap<&str, i64>) {
+async fn check_acknowledged(core: &Core, seen: &BTreeMap<Wish, Seen>, rows: &BTreeMap<&str, u64>) {
     let mut known = BTreeSet::new();
     for (wish, seen) in seen {
         let Seen::Claimed { id, sequence, .. } = seen else {
             continue;
         };
         assert!(known.insert(id.clone()), "{id} was given to two keys");
-        assert_eq!(
-            rows.get(id.as_str()).copied(),
-            i64::try_from(*sequence).ok(),
-            "{wish:?} was acknowledged"
-        );
+        assert_eq!(rows.get(id.as_str()).copied(), Some(*sequence), "{wish:?} was acknowledged");
     }
     assert_eq!(known.len(), rows.len(), "SQL holds claims that no caller has, all outcomes being known");
     let looked_up = stream::iter(&known).map(|id| async move {

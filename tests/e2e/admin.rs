@@ -55,7 +55,7 @@ async fn a_campaign_is_made_once() {
     let members: BTreeSet<_> = view.as_object().unwrap().keys().map(String::as_str).collect();
     let expected = "id name state starts_at ends_at time_zone limits remaining version server_time";
     assert_eq!(members, expected.split(' ').collect());
-    assert_eq!(core.sql().await.audit("demo").await.len(), 1, "nothing was changed since");
+    assert_eq!(core.sql().audit("demo").await.len(), 1, "nothing was changed since");
 }
 
 #[tokio::test]
@@ -216,11 +216,11 @@ async fn a_total_below_what_is_taken_closes_and_revokes_nothing() {
     for at in 0..3 {
         core.claim("demo", "alice", &format!("k{at}")).await.expect(200);
     }
-    let rows = core.sql().await.until("demo", 3).await;
+    let rows = core.sql().until("demo", 3).await;
     assert!(rows.iter().all(|row| row.status == "granted"), "{rows:?}");
     core.patch("demo", json!({"limits": {"total": 4, "per_user": null}})).await.expect(200);
     core.claim("demo", "bob", "k").await.expect(201);
-    core.sql().await.until("demo", 4).await;
+    core.sql().until("demo", 4).await;
 }
 
 #[tokio::test]
@@ -230,7 +230,7 @@ async fn claims_are_listed_in_pages_and_as_csv() {
     for at in 0..7 {
         core.claim_units("demo", &format!("u{at}"), "k", at + 1).await.expect(201);
     }
-    let rows = core.sql().await.until("demo", 7).await;
+    let rows = core.sql().until("demo", 7).await;
     let path = format!("{CAMPAIGNS}/demo/claims");
     let (mut items, mut cursor) = (Vec::new(), String::new());
     loop {
@@ -284,7 +284,7 @@ async fn csv_of_no_and_of_many_claims_is_whole() {
         async move { core.claim("many", &format!("u{at}"), "k").await.status }
     });
     assert!(join_all(asked).await.iter().all(|status| *status == 201));
-    core.sql().await.until("many", 2500).await;
+    core.sql().until("many", 2500).await;
     let text = csv(&core, "many").await;
     let sequences: Vec<u64> =
         text.lines().skip(1).map(|line| line.split(',').nth(4).unwrap().parse().unwrap()).collect();
@@ -326,7 +326,7 @@ async fn every_change_is_on_record() {
     for verb in ["pause", "pause", "resume", "end", "end"] {
         core.switch("demo", verb).await.expect(200);
     }
-    let audit = core.sql().await.audit("demo").await;
+    let audit = core.sql().audit("demo").await;
     let whats: Vec<_> = audit.iter().map(|row| (row.0, row.1.as_str(), row.2.as_str())).collect();
     let expected = [(1, "create"), (2, "update"), (3, "pause"), (4, "resume"), (5, "end")];
     assert_eq!(whats, expected.map(|(version, what)| (version, "admin", what)));

@@ -16,7 +16,7 @@ use support::{Core, SOON, Snapshot, claim_body, eventually};
 async fn requests_that_are_no_http_of_ours() {
     let (core, watched) = Watched::start().await;
     let core = &core;
-    let sql = core.sql().await;
+    let sql = core.sql();
     let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
     let good = claim_body("demo", "mallory", "bad", 1).to_string();
@@ -104,7 +104,7 @@ async fn a_body_that_drips_is_given_up_while_others_are_served() {
 async fn claims_by_unknown_callers_reach_neither_redis_nor_sql() {
     let (core, watched) = Watched::start().await;
     let core = &core;
-    let sql = core.sql().await;
+    let sql = core.sql();
     let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
     let token = core.admin_token();
@@ -152,7 +152,7 @@ fn spoilt(core: &Core, spoil: impl FnOnce(&mut Signed)) -> Signed {
 async fn signatures_that_do_not_hold_reach_neither_redis_nor_sql() {
     let (core, watched) = Watched::start().await;
     let core = &core;
-    let sql = core.sql().await;
+    let sql = core.sql();
     let before = Snapshot::take(&watched.redis, &sql, "demo").await;
     let writes = watched.writes().await;
     let late = |by_ms: i64| (now_ms() + by_ms).to_string();

@@ -9,7 +9,7 @@ use support::{Core, Snapshot};
 async fn a_wrong_field_is_named_and_nothing_is_made() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 100})).await;
-    let (redis, sql) = (core.redis().await, core.sql().await);
+    let (redis, sql) = (core.redis().await, core.sql());
     let before = Snapshot::take(&redis, &sql, "demo").await;
     let zone = |zone: Value| json!({"time_zone": zone});
     for (change, field) in [

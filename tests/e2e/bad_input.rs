@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use support::core_process::API_TOKEN;
 use support::raw::{Raw, claim_head, claim_request, status};
-use support::{Core, RedisView, Reply, Snapshot, SqlView, claim_body};
+use support::{Core, RedisView, Reply, Snapshot, Sql, claim_body};
 
 /// A core with one campaign and one claim in it, and its counters as they were before the test.
 struct Guarded {
     core: Core,
     redis: RedisView,
-    sql: SqlView,
+    sql: Sql,
     before: Snapshot,
 }
 
@@ -21,7 +21,7 @@ impl Guarded {
         core.create("demo", json!({"total": 100, "per_user": 50, "per_user_per_day": 40, "per_claim": 10}))
             .await;
         core.claim("demo", "alice", "won").await.expect(201);
-        let (redis, sql) = (core.redis().await, core.sql().await);
+        let (redis, sql) = (core.redis().await, core.sql());
         sql.until("demo", 1).await;
         let before = Snapshot::take(&redis, &sql, "demo").await;
         Self { core, redis, sql, before }

@@ -36,8 +36,20 @@ impl Said {
 }
 
 async fn run(arguments: &[&str], environment: &[(&str, &str)], directory: &Path) -> Said {
+    run_into([Stdio::piped(), Stdio::piped()], arguments, environment, directory).await
+}
+
+/// Runs a command with `output` as its standard output and standard error.
+async fn run_into(
+    output: [Stdio; 2],
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    directory: &Path,
+) -> Said {
+    let [out, err] = output;
     let mut command = command(&binary::claimgate());
-    command.args(arguments).envs(environment.iter().copied()).current_dir(directory).stdin(Stdio::null());
+    command.args(arguments).envs(environment.iter().copied()).current_dir(directory);
+    command.stdin(Stdio::null()).stdout(out).stderr(err);
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let Output { status, stdout, stderr } = output;
     Said {
@@ -49,6 +61,11 @@ async fn run(arguments: &[&str], environment: &[(&str, &str)], directory: &Path)
 
 /// Runs a command against `core`, as on its own machine.
 async fn ask(core: &Core, arguments: &[&str]) -> Said {
+    ask_into([Stdio::piped(), Stdio::piped()], core, arguments).await
+}
+
+/// Runs a command against `core`, with `output` as its standard output and standard error.
+async fn ask_into(output: [Stdio; 2], core: &Core, arguments: &[&str]) -> Said {
     let (listen, admin) = (core.listen().to_string(), core.admin_listen().to_string());
     let data = core.data_dir();
     let environment = [
@@ -56,7 +73,13 @@ async fn ask(core: &Core, arguments: &[&str]) -> Said {
         ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
         ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
     ];
-    run(arguments, &environment, &data).await
+    run_into(output, arguments, &environment, &data).await
+}
+
+/// A pipe whose reader has gone, as `head -1` has after its line.
+fn broken_pipe() -> Stdio {
+    let (_, writer) = std::io::pipe().unwrap();
+    writer.into()
 }
 
 #[tokio::test]
@@ -209,6 +232,41 @@ async fn claims_and_tokens() {
 }
 
 #[tokio::test]
+async fn a_reader_that_has_gone_changes_nothing_about_how_a_command_ends() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 1})).await;
+    core.create("other", json!({"total": 1})).await;
+    for words in [
+        &["--help"][..],
+        &["campaign", "list", "--help"],
+        &["campaign", "list"],
+        &["campaign", "list", "--json"],
+        &["campaign", "show", "demo"],
+        &["claim", "demo", "--user", "alice", "--key", "k1"],
+        &["reconcile", "other"],
+        &["doctor"],
+        &["doctor", "--json"],
+        &["token", "--user", "alice"],
+        &["campaign", "show", "none"],
+        &["campaign", "show", "none", "--json"],
+    ] {
+        let read = ask(&core, words).await;
+        let unread = ask_into([broken_pipe(), Stdio::piped()], &core, words).await;
+        assert_eq!((unread.status, &unread.err), (read.status, &read.err), "{words:?}");
+        ask_into([broken_pipe(), broken_pipe()], &core, words).await.ended(read.status);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_written_is_an_error_in_one_line() {
+    let core = Core::start().await;
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into();
+    for words in [&["campaign", "list"][..], &["doctor"], &["token", "--user", "alice", "--json"]] {
+        ask_into([full(), Stdio::piped()], &core, words).await.ended(2).one_line("standard output");
+    }
+}
+
+#[tokio::test]
 async fn no_core_there_is_unavailable_and_no_token_is_configuration() {
     let core = Core::start().await;
     let (nowhere, data) = (free_address().to_string(), core.data_dir());
@@ -311,7 +369,7 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
     core.claim("demo", "alice", "k").await.expect(201);
     support::signing::Signed::claim(&core, "demo", "bob", "k").send(&core).await.expect(201);
     ask(&core, &["token", "--user", "alice"]).await.ended(0);
-    core.sql().await.until("demo", 2).await;
+    core.sql().until("demo", 2).await;
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&core.data_dir()), 0o700);
     let names = ["admin.token", "edge.key", "user-jwt.key", "redis.password"];

@@ -22,7 +22,7 @@ async fn two_thousand_at_once_get_exactly_what_there_is() {
     let decided = Instant::now();
     println!("2,000 claims at once decided in {:?}", decided - started);
     let rows = eventually(Duration::from_secs(2), || async {
-        let rows = core.sql().await.claims("demo").await;
+        let rows = core.sql().claims("demo").await;
         holds(rows.len() == 100, || format!("{} rows in SQL", rows.len())).map(|()| rows)
     })
     .await;
@@ -106,7 +106,7 @@ async fn one_key_asked_many_times_at_once_is_one_claim() {
     let claims: BTreeSet<_> = asked.iter().map(|reply| reply.json()["claim"].to_string()).collect();
     assert_eq!(claims.len(), 1, "{claims:?}");
     assert_eq!(core.campaign("demo").await["remaining"], 9);
-    assert_eq!(core.sql().await.until("demo", 1).await.len(), 1);
+    assert_eq!(core.sql().until("demo", 1).await.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

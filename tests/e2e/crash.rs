@@ -122,7 +122,7 @@ async fn a_core_told_to_stop_stops_all_and_keeps_all() {
     assert!(!runs(redis), "Redis {redis} outlived its core");
     let core = core.restart().await;
     assert_eq!(core.claim("demo", "alice", "k").await.expect(200).json()["claim"], won["claim"]);
-    assert_eq!(core.sql().await.until("demo", 1).await.len(), 1);
+    assert_eq!(core.sql().until("demo", 1).await.len(), 1);
     core.claim("demo", "bob", "k").await.expect(201);
 }
 
@@ -176,5 +176,5 @@ async fn a_redis_that_dies_is_started_again_and_again() {
         assert_ne!(now, last);
         last = now;
     }
-    assert_eq!(core.sql().await.until("demo", 4).await.len(), 4);
+    assert_eq!(core.sql().until("demo", 4).await.len(), 4);
 }

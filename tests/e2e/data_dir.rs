@@ -42,7 +42,7 @@ fn open_to_others(directory: &Path) -> BTreeMap<String, String> {
 async fn with_claims(core: &Core) {
     core.create("demo", json!({"total": 5})).await;
     core.claim("demo", "alice", "k").await.expect(201);
-    core.sql().await.until("demo", 1).await;
+    core.sql().until("demo", 1).await;
 }
 
 #[tokio::test]

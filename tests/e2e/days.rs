@@ -3,8 +3,8 @@
 use jiff::civil::{Weekday, date};
 use jiff::tz::TimeZone;
 use serde_json::json;
+use support::clock::Clock;
 use support::core_client::campaign;
-use support::redis_server::Clock;
 use support::times::{ms, now_ms};
 use support::{Core, CoreOptions, RedisServer, Reply};
 
@@ -59,9 +59,10 @@ impl Timed {
 
     /// The days on which SQL has the user's claims, as dates.
     async fn days(&self, user: &str, count: usize) -> Vec<String> {
-        let rows = self.core.sql().await.until("demo", count).await;
+        let rows = self.core.sql().until("demo", count).await;
         let mine = rows.iter().filter(|row| row.user_id == user);
-        mine.map(|row| (date(1970, 1, 1) + jiff::Span::new().days(row.day)).to_string()).collect()
+        mine.map(|row| (date(1970, 1, 1) + jiff::Span::new().days(row.day.cast_signed())).to_string())
+            .collect()
     }
 }
 

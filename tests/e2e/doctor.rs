@@ -7,9 +7,10 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::Value;
+use support::clock::Clock;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
-use support::redis_server::{Clock, RedisServer};
+use support::redis_server::RedisServer;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
 use tempfile::TempDir;

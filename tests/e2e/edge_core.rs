@@ -151,7 +151,7 @@ fn killed_and_restarted() {
         // Of those who were told "unknown" some have won, too.
         let taken = usize::try_from(world.core.redis().await.counter("killed", "taken").await).unwrap();
         assert!(taken > granted, "{granted} were granted, and one before; {taken} taken");
-        assert_eq!(world.core.sql().await.until("killed", taken).await.len(), taken);
+        assert_eq!(world.core.sql().until("killed", taken).await.len(), taken);
     });
 }
 

@@ -9,7 +9,7 @@ use support::inspect::key;
 use support::raw::{Raw, status};
 use support::times::now_ms;
 use support::watched::Watched;
-use support::{ClaimRow, Reply};
+use support::{Reply, SqlClaim};
 
 use super::RUNTIME;
 use super::edge::{open_world, run};
@@ -20,7 +20,7 @@ struct Counters {
     taken: u64,
     sequence: u64,
     users: BTreeMap<String, Vec<u8>>,
-    rows: Vec<ClaimRow>,
+    rows: Vec<SqlClaim>,
 }
 
 async fn counters(world: &World, id: &str) -> Counters {
@@ -29,7 +29,7 @@ async fn counters(world: &World, id: &str) -> Counters {
         taken: redis.counter(id, "taken").await,
         sequence: redis.counter(id, "sequence").await,
         users: redis.query(&["HGETALL", &key(id, "users")]).await,
-        rows: world.core.sql().await.until(id, 1).await,
+        rows: world.core.sql().until(id, 1).await,
     }
 }
 

@@ -14,7 +14,7 @@ async fn an_idle_core_is_small() {
     let core = Core::start().await;
     core.create("demo", serde_json::json!({"total": 10})).await;
     core.claim("demo", "alice", "k").await.expect(201);
-    core.sql().await.until("demo", 1).await;
+    core.sql().until("demo", 1).await;
     let resident = core.resident_kib();
     println!("resident memory of an idle core: {resident} KiB");
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB");

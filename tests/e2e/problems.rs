@@ -224,7 +224,7 @@ async fn counters_that_are_gone_are_not_sold_out() {
         let core = Core::start().await;
         core.create("demo", json!({"total": 1})).await;
         let won = core.claim("demo", "a", "k").await.expect(201).json();
-        core.sql().await.until("demo", 1).await;
+        core.sql().until("demo", 1).await;
         let redis = core.redis().await;
         assert_eq!(redis.query::<u64>(&["DEL", &key("demo", what)]).await, 1, "{what}");
         problem(&core.claim("demo", "b", "k").await, "campaign_not_ready");
@@ -303,7 +303,7 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
     })
     .await;
     assert_eq!(won.json()["claim"]["sequence"], 2, "one claim, by whichever try");
-    assert_eq!(core.sql().await.until("demo", 2).await.len(), 2);
+    assert_eq!(core.sql().until("demo", 2).await.len(), 2);
     core.ready().await;
     assert!(waited > Duration::from_millis(100), "Redis was stopped, yet core answered after {waited:?}");
 }

@@ -17,7 +17,7 @@ async fn metrics_tell_results_and_never_users() {
     core.claim("demo", "metric-user", "metric-key").await.expect(201);
     core.claim("demo", "metric-user", "metric-key").await.expect(200);
     core.claim("demo", "metric-other", "metric-key").await.refused(409, "sold_out");
-    core.sql().await.until("demo", 1).await;
+    core.sql().until("demo", 1).await;
     let text = eventually(SOON, || async {
         let text = core.admin_get("/metrics").await.expect(200).text();
         let relayed =

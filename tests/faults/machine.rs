@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits};
+use support::clock::Clock;
 use support::core_client::campaign;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
-use support::redis_server::Clock;
 use support::storm::{Seen, Wish};
 use support::times::from_now;
 use support::{CoreOptions, RedisServer};

@@ -134,7 +134,7 @@ async fn memory_limit() {
     let fixture = Fixture::external().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
-    let (redis, sql) = (fixture.redis().await, fixture.core.sql().await);
+    let (redis, sql) = (fixture.redis().await, fixture.core.sql());
     let before = Snapshot::take(&redis, &sql, "demo").await;
     row.fault();
     limit_memory(&redis, 1).await;

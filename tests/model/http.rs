@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 use futures_util::future::{join, join_all};
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::clock::FrozenClock;
 use support::core_process::API_TOKEN;
 use support::times::ms;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
 
 use super::compare;
-use super::frozen_clock::FrozenClock;
 use super::operations::{Ask, Operation, Table};
 use super::reference::{Answer, Left, Model, Rules, Status, Switch, Transition, View};
 use super::rng::Rng;
@@ -267,17 +267,18 @@ impl Run {
             })
         })
         .await;
-        let rows = self.core.sql().await.claims(CAMPAIGN).await;
+        let rows = self.core.sql().claims(CAMPAIGN).await;
         let found: BTreeSet<_> = rows
             .into_iter()
-            .map(|row| (row.sequence, row.id, row.quantity, row.status, row.day, row.claimed_at))
+            .map(|row| {
+                (row.sequence, row.id, row.quantity, row.status, row.day.cast_signed(), row.claimed_at)
+            })
             .collect();
         let expected = self.model.claims.iter().map(|((user, digest), claim)| {
             let id = format!("{CAMPAIGN}.{user}.{}", base64_url(digest));
             let view = claim.view;
-            let sequence = i64::try_from(view.sequence).expect("a sequence");
             (
-                sequence,
+                view.sequence,
                 id,
                 view.quantity.into(),
                 status_text(view.status).to_owned(),

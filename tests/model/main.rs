@@ -7,7 +7,6 @@
 #![allow(missing_docs)] // a binary of tests: its documentation is read beside the code only
 
 mod compare;
-mod frozen_clock;
 mod http;
 mod old_copy;
 mod operations;

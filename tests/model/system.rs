@@ -20,6 +20,7 @@ use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Tim
 use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
 use serde_json::json;
+use support::clock::FrozenClock;
 use support::wait::{SOON, eventually};
 use support::{RedisServer, RedisView};
 use tempfile::TempDir;
@@ -27,7 +28,6 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
-use super::frozen_clock::FrozenClock;
 use super::operations::Ask;
 use super::reference::{Answer, Id, Rules, Switch, Transition, View};
 use super::words;

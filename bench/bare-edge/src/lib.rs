@@ -4,6 +4,9 @@
 use worker::{Context, Env, Request, Response, event};
 
 /// Answers every request.
+///
+/// # Errors
+/// When core cannot be reached.
 #[event(fetch)]
 pub async fn fetch(request: Request, env: Env, _context: Context) -> worker::Result<Response> {
     if request.path() == "/" {

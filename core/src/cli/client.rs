@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::call_args::CallArgs;
 use super::exit_status::{REFUSED, UNAVAILABLE, USAGE};
-use super::table;
+use super::printer::print_json;
 use crate::config::{ConfigError, Secrets};
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -22,6 +22,9 @@ pub enum CallError {
     /// Wrong usage.
     #[error("{0}")]
     Usage(String),
+    /// The answer cannot be written.
+    #[error("standard output: {0}")]
+    Output(#[from] std::io::Error),
     /// Redis and SQL do not agree.
     #[error("Redis and SQL do not agree")]
     Differs,
@@ -54,7 +57,7 @@ impl CallError {
     /// The command's exit status.
     pub fn exit_status(&self) -> u8 {
         match self {
-            Self::Config(_) | Self::Usage(_) => USAGE,
+            Self::Config(_) | Self::Usage(_) | Self::Output(_) => USAGE,
             Self::Refused { status, .. } => match status.as_u16() {
                 400 | 401 | 413 | 415 => USAGE,
                 408 | 500.. => UNAVAILABLE,
@@ -140,7 +143,7 @@ impl Core {
         let said: Value = serde_json::from_slice(&bytes).map_err(|error| no_answer(error.into()))?;
         let problem = ProblemText::deserialize(&said).map_err(|error| no_answer(error.into()))?;
         if self.args.json {
-            table::print_json(&said);
+            print_json(&said)?;
         }
         Err(CallError::Refused { status, problem })
     }

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::call_args::CallArgs;
 use super::client::{Api, CallError, Core};
+use super::printer::show;
 use super::table;
 use crate::clock;
 use crate::config::Secrets;
@@ -154,7 +155,7 @@ impl CampaignCommand {
 async fn one(call: &CallArgs, method: Method, path: &str, body: Option<Value>) -> Result<(), CallError> {
     let path = format!("/admin/v1/campaigns{path}");
     let (_, campaign) = Core::new(call)?.call(Api::Admin, method, &path, body).await?;
-    table::show(call.json, &campaign, || table::campaigns(std::slice::from_ref(&campaign)));
+    show(call.json, &campaign, || table::campaigns(std::slice::from_ref(&campaign)))?;
     Ok(())
 }
 
@@ -173,7 +174,7 @@ async fn list(call: &CallArgs) -> Result<(), CallError> {
             None => break,
         }
     }
-    table::show(call.json, &json!(campaigns), || table::campaigns(&campaigns));
+    show(call.json, &json!(campaigns), || table::campaigns(&campaigns))?;
     Ok(())
 }
 
@@ -243,7 +244,7 @@ impl ClaimArgs {
         let (status, mut reply) =
             core.call(Api::Internal, Method::POST, "/internal/v1/claims", Some(body)).await?;
         reply["idempotency_key"] = json!(key);
-        table::show(self.call.json, &reply, || table::claim(&reply, status == StatusCode::OK));
+        show(self.call.json, &reply, || table::claim(&reply, status == StatusCode::OK))?;
         Ok(())
     }
 }
@@ -262,7 +263,7 @@ impl ClaimIdArgs {
     pub async fn run(self, verb: &str) -> Result<(), CallError> {
         let path = format!("/internal/v1/claims/{}/{verb}", self.claim);
         let (_, reply) = Core::new(&self.call)?.call(Api::Internal, Method::POST, &path, None).await?;
-        table::show(self.call.json, &reply, || table::claim(&reply, false));
+        show(self.call.json, &reply, || table::claim(&reply, false))?;
         Ok(())
     }
 }
@@ -285,7 +286,7 @@ impl ReconcileArgs {
         let method = if self.repair { Method::POST } else { Method::GET };
         let path = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
         let (_, reply) = Core::new(&self.call)?.call(Api::Admin, method, &path, None).await?;
-        table::show(self.call.json, &reply, || table::reconciliation(&reply));
+        show(self.call.json, &reply, || table::reconciliation(&reply))?;
         if reply["agrees"] == json!(true) { Ok(()) } else { Err(CallError::Differs) }
     }
 }
@@ -325,7 +326,7 @@ impl TokenArgs {
         let token = token.map_err(|error| CallError::Usage(error.to_string()))?;
         let expires_at = now.saturating_add_ms(i64::from(self.ttl) * 1000);
         let reply = json!({"token": token, "user_id": self.user, "expires_at": expires_at});
-        table::show(self.call.json, &reply, || token.clone());
+        show(self.call.json, &reply, || token.clone())?;
         Ok(())
     }
 }

@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use clap::Args;
 use serde_json::json;
 
-use super::table;
+use super::client::CallError;
+use super::printer::show;
 use crate::config::{Config, Secrets, ServeArgs, data_dir};
 use crate::doctor::{Finding, Report, Setup, Severity, examine};
 
@@ -20,13 +21,13 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Prints the findings; an error when a guarantee does not hold.
-    pub async fn run(self) -> bool {
+    /// Prints the findings; `false` when a guarantee does not hold.
+    pub async fn run(self) -> Result<bool, CallError> {
         let report = look(&self.serve).await;
         let sound = !report.breaks();
         let value = json!({"sound": sound, "findings": report.findings, "notes": report.notes});
-        table::show(self.json, &value, || text(&report));
-        sound
+        show(self.json, &value, || text(&report))?;
+        Ok(sound)
     }
 }
 

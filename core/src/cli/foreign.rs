@@ -6,7 +6,7 @@ use claimgate_shared::CampaignId;
 use clap::Args;
 
 use super::client::CallError;
-use super::table;
+use super::printer::{say, show};
 use crate::config::{Config, ServeArgs};
 use crate::doctor::Setup;
 use crate::engine::foreign::{ForeignError, SERVED_WITHIN, export_and_drop};
@@ -34,7 +34,7 @@ impl DropForeignArgs {
         let redis_url = setup.redis_url().ok_or_else(|| {
             CallError::Usage("core's own Redis is not running: start core on this data directory".to_owned())
         })?;
-        table::progress(&format!("waiting {} s for any core that serves it …", SERVED_WITHIN.as_secs()));
+        say(&format_args!("waiting {} s for any core that serves it …", SERVED_WITHIN.as_secs()));
         let done = export_and_drop((redis_url, &config.database_url), &self.campaign, &self.export).await;
         let claims = done.map_err(|error| match error {
             ForeignError::Redis(_) | ForeignError::Sql(_) => CallError::Unavailable(error.to_string()),
@@ -42,13 +42,13 @@ impl DropForeignArgs {
             error => CallError::NotDone(error.to_string()),
         })?;
         let value = serde_json::json!({"campaign_id": self.campaign, "claims": claims, "file": self.export});
-        table::show(self.json, &value, || {
+        show(self.json, &value, || {
             format!(
                 "{claims} claims written to {}; the keys of '{}' are removed",
                 self.export.display(),
                 self.campaign
             )
-        });
+        })?;
         Ok(())
     }
 }

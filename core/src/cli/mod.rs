@@ -6,6 +6,7 @@ mod commands;
 mod doctor;
 mod exit_status;
 mod foreign;
+mod printer;
 mod table;
 
 use std::io::IsTerminal as _;
@@ -77,9 +78,10 @@ impl Cli {
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
             Command::Return(args) => finish(runtime.block_on(args.run("return"))),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
-            Command::Doctor(args) => {
-                ExitCode::from(if runtime.block_on(args.run()) { DONE } else { REFUSED })
-            }
+            Command::Doctor(args) => match runtime.block_on(args.run()) {
+                Ok(sound) => ExitCode::from(if sound { DONE } else { REFUSED }),
+                Err(error) => finish(Err(error)),
+            },
             Command::DropForeign(args) => finish(runtime.block_on(args.run())),
             Command::Token(args) => finish(args.run()),
         }
@@ -125,8 +127,7 @@ fn finish(result: Result<(), CallError>) -> ExitCode {
     }
 }
 
-#[allow(clippy::print_stderr)] // this is the command line's own voice
 fn fail(status: u8, error: &dyn std::fmt::Display) -> ExitCode {
-    eprintln!("claimgate: {error}");
+    printer::say(error);
     ExitCode::from(status)
 }

@@ -55,7 +55,7 @@ pub struct RegisterId(String);
 
 impl RegisterId {
     /// A random id that no other campaign has.
-    pub fn random() -> Result<Self, Problem> {
+    pub(crate) fn random() -> Result<Self, Problem> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|_| {
             Problem::new(Code::Unavailable, "the system has no randomness; nothing was tried")

@@ -34,6 +34,9 @@ pub struct NewCampaign {
 
 impl NewCampaign {
     /// Parses the body of a campaign that is created at `now`; a problem names the field that is wrong.
+    ///
+    /// # Errors
+    /// `invalid_request`, with the field that is wrong; `unavailable` when the system has no randomness.
     pub fn parse(body: &[u8], now: Timestamp) -> Result<Campaign, Problem> {
         let new: Self = parse_json(body)?;
         Ok(Campaign {
@@ -100,12 +103,15 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 
 impl CampaignPatch {
     /// Parses the body; a problem names the field that is wrong.
+    ///
+    /// # Errors
+    /// `invalid_request`, with the field that is wrong.
     pub fn parse(body: &[u8]) -> Result<Self, Problem> {
         parse_json(body)
     }
 
     /// `campaign` with this change made and its version raised.
-    pub fn apply(self, campaign: &Campaign) -> Result<Campaign, Problem> {
+    pub(crate) fn apply(self, campaign: &Campaign) -> Result<Campaign, Problem> {
         let starts_at = self.starts_at.unwrap_or_else(|| campaign.window.starts_at());
         let ends_at = self.ends_at.unwrap_or_else(|| campaign.window.ends_at());
         let now = campaign.limits;

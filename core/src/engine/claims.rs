@@ -7,7 +7,7 @@ use claimgate_shared::{Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimS
 use super::batcher::{BatcherError, Decision};
 use super::handle::CampaignHandle;
 use super::sync::SyncError;
-use super::{Engine, EngineError, evicted};
+use super::{Engine, EngineError, evicted_answers};
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::not_ready::NotReadyReason;
@@ -26,7 +26,7 @@ impl Engine {
         match campaign.evicted {
             None => Ok(self.batcher.claim(&handle, request, attempt).await?),
             Some(evicted) => {
-                let decided = evicted::decide(&self.sync.sql, &campaign, evicted, request).await;
+                let decided = evicted_answers::decide(&self.sync.sql, &campaign, evicted, request).await;
                 Ok(decided.map_err(BatcherError::from)?)
             }
         }
@@ -133,7 +133,7 @@ impl Engine {
         let campaign = handle.campaign();
         match campaign.evicted {
             None => self.sync.read(handle, id).await,
-            Some(evicted) => Ok((evicted::counters(&campaign, evicted), None)),
+            Some(evicted) => Ok((evicted_answers::counters(&campaign, evicted), None)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Evicts campaigns that are long over from Redis; from then on they are answered from SQL (`evicted`).
+//! Evicts campaigns that are long over from Redis; from then on they are answered from SQL (`evicted_answers`).
 
 use std::time::Duration;
 
@@ -76,6 +76,9 @@ impl Recovery {
     }
 
     /// Removes the keys of campaigns that were evicted by a core that ended before it could remove them.
+    ///
+    /// # Errors
+    /// When Redis or SQL does not answer: what is left is for the next call.
     pub async fn drop_evicted(&self) -> Result<(), RecoveryError> {
         for campaign in self.sync.sql.keys_to_drop(DROPS_MAX).await? {
             let handle = self.registry.update(campaign.clone());

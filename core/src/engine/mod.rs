@@ -6,7 +6,7 @@ mod builder;
 mod campaigns;
 mod claims;
 mod error;
-mod evicted;
+mod evicted_answers;
 mod eviction;
 pub mod foreign;
 pub mod handle;

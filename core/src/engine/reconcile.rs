@@ -125,7 +125,7 @@ struct Sides {
 
 impl Reconciler<'_> {
     /// Compares both sides; changes nothing.
-    pub async fn compare(&self, handle: &CampaignHandle) -> Result<Reconciliation, RecoveryError> {
+    pub(crate) async fn compare(&self, handle: &CampaignHandle) -> Result<Reconciliation, RecoveryError> {
         let sides = self.look(handle).await?;
         let gaps = self.sync.sql.sequence_gaps(&handle.campaign().id, GAPS_MAX).await?;
         let differences = sides.differences();
@@ -159,7 +159,7 @@ impl Reconciler<'_> {
     }
 
     /// Repairs what is safe to repair. The result is the comparison after it, and lists what was done.
-    pub async fn repair(&self, handle: &CampaignHandle) -> Result<Reconciliation, RecoveryError> {
+    pub(crate) async fn repair(&self, handle: &CampaignHandle) -> Result<Reconciliation, RecoveryError> {
         let before = self.compare(handle).await?;
         let has = |name: &str| before.differences.iter().any(|difference| difference.name == name);
         let mut repairs = Vec::new();

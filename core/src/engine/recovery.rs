@@ -118,6 +118,9 @@ impl Recovery {
     }
 
     /// Loads one campaign into Redis if it is not ready, and evicts it if it is long over. Gives back holds that are due.
+    ///
+    /// # Errors
+    /// When a store does not answer, and when the keys are of another layout or register: these it leaves as they are.
     pub async fn maintain(&self, handle: &CampaignHandle) -> Result<Recovered, RecoveryError> {
         if handle.campaign().evicted.is_some() {
             return Ok(Recovered::Ready);
@@ -147,7 +150,11 @@ impl Recovery {
     }
 
     /// Loads a campaign from SQL under a lease, if it is still not ready then; with `anyway`, even if it is ready.
-    pub async fn recover(&self, handle: &CampaignHandle, anyway: bool) -> Result<Recovered, RecoveryError> {
+    pub(crate) async fn recover(
+        &self,
+        handle: &CampaignHandle,
+        anyway: bool,
+    ) -> Result<Recovered, RecoveryError> {
         let id = handle.campaign().id.clone();
         let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
             Ok(lease) => lease,
@@ -209,7 +216,7 @@ impl Recovery {
     /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
     /// Returns the campaign with the token drawn for this, and what Redis holds of it; `None` when SQL has no such
     /// campaign, or it has been evicted.
-    pub async fn suspend(
+    pub(crate) async fn suspend(
         &self,
         handle: &CampaignHandle,
     ) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {

@@ -33,6 +33,9 @@ impl Authenticator {
 
     /// The caller of an internal call, and the attempt that they vouch for; of `parts`, user and client address are filled
     /// in from the headers.
+    ///
+    /// # Errors
+    /// `unauthenticated`, whatever is wrong with the token or the signature.
     pub fn caller(&self, headers: &HeaderMap, parts: SignedParts<'_>) -> Result<(Caller, Attempt), Problem> {
         if headers.contains_key(KEY_HEADER) || headers.contains_key(SIGNATURE_HEADER) {
             return self.edge(headers, parts);
@@ -41,7 +44,7 @@ impl Authenticator {
     }
 
     /// Only the admin; `forbidden` for any other caller.
-    pub fn admin(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    pub(crate) fn admin(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         match self.bearer(headers)? {
             Caller::Admin => Ok(Caller::Admin),
             _ => Err(Problem::new(Code::Forbidden, "this call needs the admin token")),

@@ -1,13 +1,13 @@
 //! Both HTTP APIs: routes by resource, and the server that holds every connection to its limits.
 
-pub mod admin;
+mod admin;
 pub mod auth;
-pub mod error;
-pub mod extract;
-pub mod internal;
-pub mod middleware;
+mod error;
+mod extract;
+mod internal;
+pub mod listeners;
+mod middleware;
 mod openapi;
-pub mod router;
 mod routes;
 pub mod state;
 

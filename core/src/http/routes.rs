@@ -1,4 +1,4 @@
-//! Every call, by who makes it: the one list of which both the routers and the OpenAPI document are made.
+//! Every call, by who makes it: the one list of which both the listeners and the OpenAPI document are made.
 
 use axum::middleware::from_fn;
 use utoipa_axum::router::OpenApiRouter;

@@ -101,6 +101,9 @@ impl OutboxRelay {
 
     /// Runs on a thread of its own until `stop` turns true. That thread and SQLite's have a lower priority than the
     /// deciding ones: a stampede is short, and SQL catches up after it. The bound on the outbox holds meanwhile.
+    ///
+    /// # Errors
+    /// When the system gives it no thread or no event loop.
     pub fn spawn(self, stop: watch::Receiver<bool>) -> io::Result<thread::JoinHandle<()>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         thread::Builder::new().name("relay".to_owned()).spawn(move || {

@@ -36,6 +36,9 @@ pub struct LeaseHolder {
 
 impl LeaseHolder {
     /// A holder with a random id that no other holder has.
+    ///
+    /// # Errors
+    /// When the system has no randomness for the holder's id.
     pub fn new(redis: Arc<RedisStore>) -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
@@ -56,6 +59,9 @@ impl LeaseHolder {
     }
 
     /// Acquires the lease `name`, trying for up to `timeout` with exponential back-off and jitter.
+    ///
+    /// # Errors
+    /// [`LeaseError::Taken`] when another holder still has it after `timeout`.
     pub async fn acquire(&self, name: &str, ttl: Duration, timeout: Duration) -> Result<Lease, LeaseError> {
         let deadline = Instant::now() + timeout;
         let mut backoff = RETRY_MIN;
@@ -106,6 +112,9 @@ impl Lease {
     }
 
     /// Releases the lease; `false` when it was not held any more: nothing was changed then.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer: the lease then ends with its `ttl`.
     pub async fn release(self) -> Result<bool, RedisStoreError> {
         let reply = self.holder.redis.lease(&self.keys, "release", &self.holder.id, Duration::ZERO).await?;
         Ok(reply == LeaseReply::Done)

@@ -50,6 +50,9 @@ pub enum LoadError {
 
 impl<'a> Loader<'a> {
     /// Replaces the keys that were suspended under the campaign's token by empty ones of its epoch.
+    ///
+    /// # Errors
+    /// [`LoadError::Late`] when another token has suspended the keys since, or they are gone.
     pub async fn begin(
         store: &'a RedisStore,
         keys: &'a Keys,
@@ -71,6 +74,9 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads all claims of one user, given in the order of their sequence.
+    ///
+    /// # Errors
+    /// [`LoadError::Late`] when a newer loader has replaced this one.
     pub async fn user(&mut self, user: &UserId, claims: &[ClaimRecord]) -> Result<(), LoadError> {
         let apart = claims.len().saturating_sub(INLINE_MAX);
         self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
@@ -90,6 +96,9 @@ impl<'a> Loader<'a> {
     }
 
     /// Opens the campaign with `taken` units taken; sequences and events continue after `reached`.
+    ///
+    /// # Errors
+    /// [`LoadError::Late`] when a newer loader has replaced this one: the campaign is not opened.
     pub async fn open(
         mut self,
         high_water_mark: HighWaterMark,
@@ -193,6 +202,9 @@ impl RedisStore {
     }
 
     /// Removes the keys of a campaign that `token` has suspended. Returns whether no key is left. Dead letters stay.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer: some keys may be gone by then.
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
         let mut call = call_on(&scripts::DROP, keys);
         call.arg(token);

@@ -78,6 +78,10 @@ pub struct ManagedRedis {
 
 impl ManagedRedis {
     /// Starts the server and its supervisor.
+    ///
+    /// # Errors
+    /// [`ManagedRedisError::NoServer`] when there is no `redis-server`; otherwise when its files cannot be written or
+    /// it does not start.
     pub fn start(settings: &Settings) -> Result<Self, ManagedRedisError> {
         let server = find_server().ok_or(ManagedRedisError::NoServer)?;
         let directory = settings.data_dir.join("redis");

@@ -138,6 +138,9 @@ impl RedisStore {
     }
 
     /// The connection there is, or a new one.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis cannot be reached, or an attempt has failed just before.
     pub async fn session(&self) -> Result<Session, RedisStoreError> {
         Ok(self.connection.session().await?)
     }
@@ -185,6 +188,9 @@ impl RedisStore {
     }
 
     /// Units taken, summed over all users' records.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer: there is no sum of some users alone.
     pub async fn taken_by_users(&self, keys: &Keys) -> Result<u64, RedisStoreError> {
         let mut sum = 0;
         self.each_user(keys, |_, record| sum += taken_ever(record)).await?;
@@ -193,6 +199,9 @@ impl RedisStore {
 
     /// A page of some thousands of a campaign's claims with their users, and where the next page begins. A claim may come
     /// twice. Complete only for a campaign that is suspended.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer; what cannot be read is left out, no error.
     pub async fn claims_page(
         &self,
         keys: &Keys,
@@ -223,6 +232,9 @@ impl RedisStore {
 
     /// Calls `see` with every user's id and record, reading a thousand at a time; with some twice. A user who is added
     /// meanwhile may be left out.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer; `see` has been given some users by then.
     pub async fn each_user(
         &self,
         keys: &Keys,
@@ -244,6 +256,9 @@ impl RedisStore {
     }
 
     /// How many claims are held, and how many of them were due before `due_before`.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn hold_state(&self, keys: &Keys, due_before: Timestamp) -> Result<HoldState, RedisStoreError> {
         let all = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf").to_owned();
         let held = self.query("redis:hold_state.held", &all).await?;
@@ -253,11 +268,17 @@ impl RedisStore {
     }
 
     /// Whether any of these keys exists, whichever register it belongs to.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn holds_any(&self, keys: &Keys) -> Result<bool, RedisStoreError> {
         Ok(self.query::<u64>("redis:holds_any", redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
     }
 
     /// The owner of a campaign's keys; `None` when there are none.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn owner(&self, keys: &Keys) -> Result<Option<KeysOwner>, RedisStoreError> {
         let fields =
             redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "phase"]).to_owned();
@@ -271,6 +292,9 @@ impl RedisStore {
     }
 
     /// The server's random id, which no other Redis has. A server without one gets one.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer; the server may have been given an id by then.
     pub async fn store_id(&self) -> Result<String, RedisStoreError> {
         let id: Option<String> = self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await?;
         if let Some(id) = id {
@@ -284,6 +308,9 @@ impl RedisStore {
     }
 
     /// Gives the server the id `id`, unless it has one.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn keep_store_id(&self, id: &str) -> Result<(), RedisStoreError> {
         self.query::<Value>("redis:keep_store_id", redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX"))
             .await
@@ -291,6 +318,9 @@ impl RedisStore {
     }
 
     /// Whether Redis answers.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn ping(&self) -> Result<(), RedisStoreError> {
         self.query::<Value>("redis:ping", &redis::cmd("PING")).await.map(drop)
     }

@@ -120,16 +120,25 @@ pub struct OutboxReader {
 
 impl OutboxReader {
     /// Entries of a campaign's outbox that no core has read yet, [`ENTRIES_MAX`] at most. Does not wait for any.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
     pub async fn read_new(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         self.read(keys, ">").await
     }
 
     /// Entries that this core has read and not acknowledged: after a start, or after SQL failed.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
     pub async fn read_pending(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         self.read(keys, "0").await
     }
 
     /// Takes over entries that another core has read and not acknowledged for at least `idle`: that core is dead or stuck.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
     pub async fn auto_claim(&mut self, keys: &Keys, idle: Duration) -> Result<OutboxBatch, RedisStoreError> {
         let idle_ms = usize::try_from(idle.as_millis()).unwrap_or(usize::MAX);
         let options = StreamAutoClaimOptions::default().count(ENTRIES_MAX);
@@ -165,12 +174,18 @@ pub struct OutboxState {
 
 impl RedisStore {
     /// Opens the relay's own connection, under this core's name.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis cannot be reached.
     pub async fn outbox_reader(&self, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
         let connection = self.connection.connect(RESPONSE_TIMEOUT).await?;
         Ok(OutboxReader { connection, consumer: consumer.to_owned() })
     }
 
     /// Takes `entries` off the outbox, after SQL has committed them. Returns the number of events left there.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entries may be gone all the same.
     pub async fn acknowledge(&self, keys: &Keys, entries: &[OutboxEntry]) -> Result<u64, RedisStoreError> {
         let mut call = call_on(&scripts::ACK, keys);
         for entry in entries {
@@ -181,6 +196,9 @@ impl RedisStore {
 
     /// Moves a malformed entry to the dead letters; `false` when it was gone: then it is only removed from the entries
     /// that were read and not acknowledged.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entry may have been moved all the same.
     pub async fn dead_letter(&self, keys: &Keys, id: &str) -> Result<bool, RedisStoreError> {
         let mut call = scripts::DEAD_LETTER.prepare_invoke();
         call.key(&keys.outbox).key(&keys.dead_letters).arg(id);
@@ -189,6 +207,9 @@ impl RedisStore {
 
     /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all
     /// of it is read again, by whichever core.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn restore_group(&self, keys: &Keys, epoch: Epoch) -> Result<(), RedisStoreError> {
         let mut command = redis::cmd("XGROUP");
         command.arg("CREATE").arg(&keys.outbox).arg(RELAY_GROUP).arg(format!("0-{epoch}"));
@@ -200,6 +221,9 @@ impl RedisStore {
     }
 
     /// Entries after the id `after`, whichever core has read them; `None` once there are no more. For a suspended campaign.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn outbox_page(
         &self,
         keys: &Keys,
@@ -213,6 +237,9 @@ impl RedisStore {
     }
 
     /// The state of a campaign's outbox.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, RedisStoreError> {
         let entries: u64 =
             self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;

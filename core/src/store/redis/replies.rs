@@ -169,6 +169,9 @@ fn malformed(value: &Value) -> Malformed {
 }
 
 /// Reads the reply of `claim.lua`, given the quantities that the claims asked for, in their order.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn decided(
     reply: Value,
     zone: &TimeZone,
@@ -280,6 +283,9 @@ pub struct Counters {
 }
 
 /// Reads the reply of `read.lua`.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn read(reply: Value) -> Result<Ready<(Counters, Option<ClaimRecord>)>, Malformed> {
     let mut parts = Parts::of(reply)?;
     if let Err(why) = parts.expect("found")? {
@@ -316,6 +322,9 @@ pub struct SoldOutReply {
 }
 
 /// Reads the reply of `sold_out.lua`.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
@@ -333,6 +342,9 @@ pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> 
 
 /// Reads the reply of `transition.lua`: the claim, and the campaign's event count; `None` when there is no such
 /// claim.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
@@ -360,6 +372,9 @@ pub struct Suspended {
 }
 
 /// Reads the reply of `suspend.lua`; `None` when a higher token was there before.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
@@ -389,6 +404,9 @@ pub enum LeaseReply {
 }
 
 /// Reads the reply of `lease.lua`.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn lease(reply: Value) -> Result<LeaseReply, Malformed> {
     let mut parts = Parts::of(reply)?;
     Ok(match parts.text()?.as_str() {
@@ -401,6 +419,9 @@ pub fn lease(reply: Value) -> Result<LeaseReply, Malformed> {
 }
 
 /// Reads a reply that is a number and nothing else.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn count(reply: &Value) -> Result<u64, Malformed> {
     match reply {
         Value::Int(number) => Ok(u64::try_from(*number).unwrap_or(0)),
@@ -409,6 +430,9 @@ pub fn count(reply: &Value) -> Result<u64, Malformed> {
 }
 
 /// Reads a reply that is one word out of `words`, as its place among them.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
 pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {

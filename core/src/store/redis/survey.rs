@@ -48,6 +48,9 @@ pub struct Survey {
 
 impl RedisStore {
     /// Looks at `campaigns`. Writes nothing, and neither synchronises nor judges any of them: see the module.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn survey(&self, campaigns: &[CallTarget<'_>]) -> Result<Survey, RedisStoreError> {
         let mut pipe = Pipeline::with_capacity(1 + REPLIES * campaigns.len());
         pipe.ignore_errors().cmd("TIME");

@@ -50,6 +50,10 @@ pub struct Change<'a> {
 
 impl SqlStore {
     /// Writes a new campaign. Returns the one that exists already, if any; then nothing was written.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer. The campaign may have been written all the same.
     pub async fn create(
         &self,
         campaign: &Campaign,
@@ -91,6 +95,10 @@ impl SqlStore {
 
     /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is no such campaign. An
     /// evicted campaign that is still over stays evicted; any other evicted one does not.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer. The change may have been written all the same.
     pub async fn change(
         &self,
         from: u64,
@@ -137,6 +145,10 @@ impl SqlStore {
     }
 
     /// The campaign `id`.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:campaign").await;
         let row = step::after(sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&self.pool).await)?;
@@ -145,7 +157,7 @@ impl SqlStore {
 
     /// Up to `limit` campaigns whose ids come after `after`, in the order of their ids. One that cannot be read does not
     /// hide the others: its id is returned separately, and logged once for as long as it stays unreadable.
-    pub async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
+    pub(crate) async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
         step::before("sql:campaigns").await;
         let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
             .bind(after)
@@ -171,6 +183,10 @@ impl SqlStore {
 
     /// Draws the campaign's next fencing token; `None` when there is no such campaign, or it is evicted. A suspension
     /// under it outranks every earlier one, even one that reaches Redis later.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer. The token may have been drawn all the same.
     pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:draw_token").await;
         let row = sqlx::query(
@@ -185,6 +201,10 @@ impl SqlStore {
     /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
     /// still wants to write is stored as revoked from now on. Records the campaign's high-water mark. `None` when another
     /// token has been drawn since.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer. The epoch may have been raised all the same.
     pub async fn raise_epoch(
         &self,
         drawn: &Campaign,
@@ -211,7 +231,7 @@ impl SqlStore {
 
     /// Records the eviction of `drawn`, whose token was drawn and has suspended it in Redis, and which was relayed then,
     /// and raises its epoch to `to`; `None` when another token has been drawn since, or its rules have changed.
-    pub async fn evict(
+    pub(crate) async fn evict(
         &self,
         drawn: &Campaign,
         to: Epoch,
@@ -237,7 +257,7 @@ impl SqlStore {
     }
 
     /// Records that the keys of `evicted` are gone from Redis.
-    pub async fn keys_dropped(&self, evicted: &Campaign) -> Result<(), SqlError> {
+    pub(crate) async fn keys_dropped(&self, evicted: &Campaign) -> Result<(), SqlError> {
         step::before("sql:keys_dropped").await;
         let done = sqlx::query("UPDATE campaigns SET keys_dropped = 1 WHERE id = $1 AND token = $2")
             .bind(evicted.id.as_str())
@@ -249,7 +269,7 @@ impl SqlStore {
     }
 
     /// Up to `limit` evicted campaigns whose keys may still be in Redis.
-    pub async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, SqlError> {
+    pub(crate) async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, SqlError> {
         step::before("sql:keys_to_drop").await;
         let rows = sqlx::query(
             "SELECT * FROM campaigns WHERE keys_dropped = 0 AND evicted_at IS NOT NULL ORDER BY id LIMIT $1",

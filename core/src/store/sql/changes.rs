@@ -33,7 +33,7 @@ impl SqlStore {
     }
 
     /// The state of the database.
-    pub async fn stamp(&self) -> Result<Stamp, SqlError> {
+    pub(crate) async fn stamp(&self) -> Result<Stamp, SqlError> {
         step::before("sql:stamp").await;
         let row = sqlx::query(
             "SELECT COUNT(*), COUNT(evicted_at), CAST(COALESCE(SUM(version), 0) AS BIGINT), \
@@ -54,7 +54,7 @@ impl SqlStore {
 
     /// Every campaign's version, epoch and, if it is evicted, units taken, to tell which have changed. Rows whose id is
     /// malformed are left out.
-    pub async fn states(&self) -> Result<Vec<(CampaignId, State)>, SqlError> {
+    pub(crate) async fn states(&self) -> Result<Vec<(CampaignId, State)>, SqlError> {
         step::before("sql:states").await;
         let rows = sqlx::query(
             "SELECT id, version, epoch, CASE WHEN evicted_at IS NOT NULL THEN evicted_taken END FROM campaigns ORDER BY id",

@@ -108,6 +108,9 @@ impl SqlStore {
     }
 
     /// What SQL holds of a campaign, summed up.
+    ///
+    /// # Errors
+    /// [`SqlError::Sql`] when the database does not answer within its longest time limit.
     pub async fn totals(&self, campaign: &CampaignId) -> Result<Totals, SqlError> {
         step::before("sql:totals").await;
         let row =
@@ -125,7 +128,7 @@ impl SqlStore {
     }
 
     /// The sequences that no claim has, as at most `limit` ranges (first, last): gaps that a loss has left.
-    pub async fn sequence_gaps(
+    pub(crate) async fn sequence_gaps(
         &self,
         campaign: &CampaignId,
         limit: u32,
@@ -141,6 +144,10 @@ impl SqlStore {
     }
 
     /// The claim `id` as SQL has it.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer.
     pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, SqlError> {
         step::before("sql:claim").await;
         let row = sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&self.pool).await;
@@ -149,7 +156,7 @@ impl SqlStore {
 
     /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked claim is not
     /// missing: SQL has refused it.
-    pub async fn lacking(
+    pub(crate) async fn lacking(
         &self,
         campaign: &CampaignId,
         claims: Vec<(UserId, ClaimRecord)>,
@@ -177,6 +184,10 @@ impl SqlStore {
     }
 
     /// Up to `limit` claims of a campaign after the place `after`, for a caller that waits.
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
@@ -187,7 +198,7 @@ impl SqlStore {
     }
 
     /// Up to `limit` claims of a campaign after the place `after`, as one part of an export.
-    pub async fn export_page(
+    pub(crate) async fn export_page(
         &self,
         campaign: &CampaignId,
         after: &ClaimCursor,

@@ -50,6 +50,10 @@ pub enum History {
 impl SqlStore {
     /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
     /// is stored as revoked: its Redis was lost, and its units may have been granted again.
+    ///
+    /// # Errors
+    /// [`OutboxWriteError::NoCampaign`], [`OutboxWriteError::Constraint`], or [`OutboxWriteError::Sql`] when SQL does
+    /// not answer. The same entries can be written again: what was committed is not changed by them.
     pub async fn write_entries(
         &self,
         campaign: &CampaignId,
@@ -68,7 +72,7 @@ impl SqlStore {
 
     /// Writes a suspended campaign's entries one by one. A claim that the database's constraints refuse is stored as
     /// revoked: it was granted by a Redis that had lost what SQL holds in its place. Returns the number of these.
-    pub async fn salvage(
+    pub(crate) async fn salvage(
         &self,
         campaign: &CampaignId,
         entries: &[OutboxEntry],

@@ -19,7 +19,7 @@ pub struct ServedBy {
 
 impl SqlStore {
     /// Which Redis the database was last served with.
-    pub async fn served_by(&self) -> Result<Option<ServedBy>, SqlError> {
+    pub(crate) async fn served_by(&self) -> Result<Option<ServedBy>, SqlError> {
         let statement = self.with_now("SELECT store_id, served_at, {now} FROM serving WHERE one = 1");
         let Some(row) = sqlx::query(statement).fetch_optional(&self.pool).await? else { return Ok(None) };
         let (served_at_ms, now_ms): (i64, i64) = (row.try_get(1)?, row.try_get(2)?);
@@ -28,7 +28,7 @@ impl SqlStore {
     }
 
     /// Records the first Redis; one that is recorded already stays.
-    pub async fn serve_first(&self, store_id: &str) -> Result<(), SqlError> {
+    pub(crate) async fn serve_first(&self, store_id: &str) -> Result<(), SqlError> {
         let statement = self.with_now(
             "INSERT INTO serving (one, store_id, served_at) VALUES (1, $1, {now}) ON CONFLICT (one) DO NOTHING",
         );
@@ -37,14 +37,14 @@ impl SqlStore {
     }
 
     /// Records that a core serves with `store_id`; `false` when another Redis is recorded.
-    pub async fn serve_on(&self, store_id: &str) -> Result<bool, SqlError> {
+    pub(crate) async fn serve_on(&self, store_id: &str) -> Result<bool, SqlError> {
         let statement = self.with_now("UPDATE serving SET served_at = {now} WHERE store_id = $1");
         let done = sqlx::query(statement).bind(store_id).execute(&self.pool).await?;
         Ok(done.rows_affected() == 1)
     }
 
     /// Records `store_id` instead of `there`, unless a core has served with that meanwhile; whether it was recorded.
-    pub async fn serve_instead(&self, there: &ServedBy, store_id: &str) -> Result<bool, SqlError> {
+    pub(crate) async fn serve_instead(&self, there: &ServedBy, store_id: &str) -> Result<bool, SqlError> {
         let statement = self.with_now(
             "UPDATE serving SET store_id = $1, served_at = {now} WHERE store_id = $2 AND served_at = $3",
         );

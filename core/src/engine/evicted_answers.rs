@@ -1,5 +1,5 @@
-//! Evicted campaigns: over, relayed, removed from Redis, and answered from SQL alone. Nothing can be granted there any
-//! more, but a winner's retry still finds its claim.
+//! Answers for campaigns that were evicted (`eviction`): from SQL alone. Nothing can be granted there any more, but a
+//! winner's retry still finds its claim.
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{ClaimRequest, ClaimStatus, Denial, Outcome};

@@ -1,4 +1,4 @@
-//! Both listeners: their routes, and the limits that both keep.
+//! What each of the two listeners serves: its calls (`routes`), metrics, health checks, and the limits that both keep.
 
 use std::sync::Arc;
 

@@ -1,0 +1,36 @@
+//! The one place where commands write: answers to standard output, all else to standard error.
+
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Write as _};
+
+use serde_json::Value;
+
+/// Prints `value` as JSON, or what `text` makes of it.
+///
+/// # Errors
+/// When standard output cannot be written, say on a full disk. A reader that has gone, as in `… | head -1`, is no error:
+/// it has all it wanted.
+pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) -> io::Result<()> {
+    if json { print_json(value) } else { print(&text()) }
+}
+
+/// Prints `value` for programs to read.
+///
+/// # Errors
+/// As [`show`].
+pub fn print_json(value: &Value) -> io::Result<()> {
+    print(&format_args!("{value:#}"))
+}
+
+/// Says on standard error what takes a while, or went wrong. If that cannot be written, there is no other place to say so.
+pub fn say(text: &dyn Display) {
+    let _ = writeln!(io::stderr(), "claimgate: {text}");
+}
+
+fn print(answer: &dyn Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{answer}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
+}

@@ -1,0 +1,109 @@
+//! Wall clocks in the test's hands, under any process started with their environment.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::times::now_ms;
+
+/// A wall clock that goes on, and that the test can move.
+#[derive(Debug)]
+pub struct Clock(Shim);
+
+impl Clock {
+    /// The real time, until moved. Compiles the shim.
+    pub fn new() -> Self {
+        Self(Shim::holding(0))
+    }
+
+    /// The variables that put a process on this clock.
+    pub fn environment(&self) -> [(&'static str, PathBuf); 2] {
+        self.0.environment()
+    }
+
+    /// Moves it from the real time by milliseconds.
+    pub fn move_by_ms(&self, ms: i64) {
+        self.0.set(ms);
+    }
+
+    /// Sets it to an instant, from where it goes on.
+    pub fn set_ms(&self, instant_ms: i64) {
+        self.move_by_ms(instant_ms - now_ms());
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A wall clock that stands still until the test moves it: the same seed meets the same millisecond every time, and the
+/// edge of a hold, a day or a window can be met exactly.
+#[derive(Debug)]
+pub struct FrozenClock {
+    shim: Shim,
+    now_ms: i64,
+}
+
+impl FrozenClock {
+    /// At an instant, in milliseconds since 1970. Compiles the shim.
+    pub fn at(now_ms: i64) -> Self {
+        Self { shim: Shim::holding(now_ms), now_ms }
+    }
+
+    /// The variables that put a process on this clock.
+    pub fn environment(&self) -> [(&'static str, PathBuf); 3] {
+        let [preload, file] = self.shim.environment();
+        [preload, file, ("CLOCK_SHIM_FROZEN", "1".into())]
+    }
+
+    /// Milliseconds since 1970.
+    pub fn now_ms(&self) -> i64 {
+        self.now_ms
+    }
+
+    /// Moves it, forwards or back.
+    pub fn set_ms(&mut self, now_ms: i64) {
+        self.now_ms = now_ms;
+        self.shim.set(now_ms);
+    }
+}
+
+/// `clock_shim.c`, compiled, and the file that it reads its number from.
+#[derive(Debug)]
+struct Shim {
+    directory: TempDir,
+    file: File,
+}
+
+impl Shim {
+    fn holding(number: i64) -> Self {
+        let directory = tempfile::Builder::new().prefix("cgclock-").tempdir().expect("a temporary directory");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/clock_shim.c");
+        let compiled = Command::new("cc")
+            .args(["-O1", "-shared", "-fPIC", "-o"])
+            .arg(directory.path().join("clock_shim.so"))
+            .arg(source)
+            .output()
+            .expect("cc runs");
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        let file = File::create(directory.path().join("number")).expect("the clock's file");
+        let shim = Self { directory, file };
+        shim.set(number);
+        shim
+    }
+
+    fn environment(&self) -> [(&'static str, PathBuf); 2] {
+        let path = |name| self.directory.path().join(name);
+        [("LD_PRELOAD", path("clock_shim.so")), ("CLOCK_SHIM", path("number"))]
+    }
+
+    /// In one write of 8 bytes to an aligned place: no process sees half of a number.
+    fn set(&self, number: i64) {
+        self.file.write_all_at(&number.to_ne_bytes(), 0).expect("the clock's file");
+    }
+}

@@ -1,0 +1,188 @@
+//! Claims, look-ups and campaigns through the edge, and what it refuses by itself.
+
+use std::time::Duration;
+
+use serde_json::json;
+use support::eventually;
+use support::times::from_now;
+use support::wait::holds;
+
+use super::{claims_passed_on, open_world, refused_early, run};
+
+#[test]
+fn a_claim_is_granted_once_and_shown_to_its_user_only() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("flow", json!({"total": 5, "per_claim": 2})).await;
+        let granted = world.claim("flow", "alice", "k1").await.expect(201);
+        let claim = &granted.json()["claim"];
+        assert_eq!((&claim["status"], &claim["sequence"]), (&json!("granted"), &json!(1)));
+        assert_eq!(granted.json()["remaining"], 4);
+        assert_eq!(granted.header("cache-control"), "no-store");
+        let id = claim["id"].as_str().unwrap();
+
+        let again = world.claim("flow", "alice", "k1").await.expect(200);
+        assert_eq!(again.header("idempotent-replayed"), "true");
+        assert_eq!(again.json()["claim"], *claim);
+        let two = world.claim_request("flow", "alice").json(&json!({"quantity": 2}));
+        let reused = world.send(two.header("Idempotency-Key", "k1")).await;
+        let _ = reused.refused(422, "idempotency_key_reused");
+
+        let own = world.look_up(id, "alice").await.expect(200);
+        assert_eq!(own.json()["claim"]["id"], *id);
+        let others = world.look_up(id, "bob").await.refused(404, "claim_not_found");
+        let missing =
+            world.look_up("flow.bob.AAAAAAAAAAAAAAAAAAAAAA", "bob").await.refused(404, "claim_not_found");
+        assert_eq!(others.json()["title"], missing.json()["title"]);
+        assert_eq!(world.core.sql().until("flow", 1).await[0].id, *id);
+    });
+}
+
+#[test]
+fn anothers_key_is_never_anothers_claim() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("keys", json!({"total": 5})).await;
+        let alices = world.claim("keys", "alice", "same").await.expect(201).json();
+        let bobs = world.claim("keys", "bob", "same").await.expect(201).json();
+        assert_ne!(alices["claim"]["id"], bobs["claim"]["id"]);
+        // Without a key every request is a claim of its own.
+        for _ in 0..2 {
+            let _ = world.send(world.claim_request("keys", "carol")).await.expect(201);
+        }
+    });
+}
+
+#[test]
+fn a_winners_retry_meets_the_claim_whatever_has_become_of_the_campaign() {
+    run(async {
+        let world = open_world().await;
+        for (id, verb, state, code) in [
+            ("late-sold-out", "", "sold_out", "sold_out"),
+            ("late-paused", "pause", "paused", "paused"),
+            ("late-ended", "end", "ended", "ended"),
+        ] {
+            world.core.create(id, json!({"total": 1})).await;
+            let won = world.claim(id, "winner", "k").await.expect(201).json();
+            if !verb.is_empty() {
+                let _ = world.core.switch(id, verb).await.expect(200);
+            }
+            world.until_seen(id, state).await;
+            let _ = refused_early(world, id, code).await;
+            let retried = world.claim(id, "winner", "k").await.expect(200);
+            assert_eq!(retried.json()["claim"], won["claim"], "{id}");
+            let loser = world.claim(id, "loser", "k").await;
+            assert_eq!(loser.code(), code, "a keyed request may be a retry");
+            assert_eq!(claims_passed_on(world, &loser).len(), 1);
+        }
+    });
+}
+
+#[test]
+fn a_first_try_that_cannot_win_is_refused_without_asking_core() {
+    run(async {
+        let world = open_world().await;
+        let (starts_at, ended_at) = (from_now(3600), from_now(-5));
+        for (id, starts, ends, code, status) in [
+            ("early-not-started", &starts_at, None, "not_started", 403),
+            ("early-ended", &from_now(-60), Some(&ended_at), "ended", 403),
+        ] {
+            let rules = json!({"id": id, "name": id, "starts_at": starts, "ends_at": ends, "limits": {}});
+            world.core.create_with(rules).await;
+            let refused = refused_early(world, id, code).await.expect(status);
+            let retry_after = refused.header("retry-after").parse::<u64>().ok();
+            assert_eq!(
+                retry_after.is_some_and(|s| (3_500..=3_600).contains(&s)),
+                ends.is_none(),
+                "{retry_after:?}"
+            );
+            let refused = refused.json();
+            let (member, instant) =
+                if ends.is_some() { ("ends_at", &ended_at) } else { ("starts_at", &starts_at) };
+            assert_eq!(support::times::ms(refused[member].as_str().unwrap()), support::times::ms(instant));
+            assert_eq!(refused["version"], 1);
+        }
+        let _ = refused_early(world, "early-unknown", "campaign_not_found").await.expect(404);
+        world.core.create("early-sold-out", json!({"total": 1})).await;
+        let _ = world.claim("early-sold-out", "winner", "k").await.expect(201);
+        world.until_seen("early-sold-out", "sold_out").await;
+        let refused = refused_early(world, "early-sold-out", "sold_out").await.expect(409).json();
+        assert_eq!((&refused["limit"], &refused["remaining"]), (&json!("total"), &json!(0)));
+    });
+}
+
+#[test]
+fn cores_denials_pass_through_with_what_they_say() {
+    run(async {
+        let world = open_world().await;
+        let limits = json!({"total": 9, "per_user": 2, "per_user_per_day": 1, "per_claim": 2});
+        world.core.create("denials", limits).await;
+        let _ = world.claim("denials", "alice", "k1").await.expect(201);
+        let daily =
+            world.claim("denials", "alice", "k2").await.refused(409, "user_daily_limit_reached").json();
+        assert_eq!((&daily["limit"], &daily["remaining"]), (&json!("per_user_per_day"), &json!(0)));
+        assert!(support::times::ms(daily["resets_at"].as_str().unwrap()) > support::times::now_ms());
+        let _ = world
+            .core
+            .patch("denials", json!({"limits": {"per_user_per_day": null, "per_user": 1}}))
+            .await
+            .expect(200);
+        let _ = world.claim("denials", "alice", "k2").await.refused(409, "user_limit_reached");
+        let three = world.claim_request("denials", "bob").json(&json!({"quantity": 3}));
+        let _ = world.send(three).await.refused(422, "quantity_out_of_range");
+    });
+}
+
+#[test]
+fn the_view_is_cached_by_its_etag() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("views", json!({"total": 3})).await;
+        let first = world.view("views").await.expect(200);
+        let view = first.json();
+        assert_eq!(
+            (&view["state"], &view["remaining"], &view["version"]),
+            (&json!("open"), &json!(3), &json!(1))
+        );
+        assert_eq!(first.header("cache-control"), "public, max-age=1");
+        let etag = first.header("etag").to_owned();
+        let same = world.request("GET", "/v1/campaigns/views").header("If-None-Match", &etag);
+        let same = world.send(same).await.expect(304);
+        assert_eq!((same.header("etag"), same.body.len()), (etag.as_str(), 0));
+        let head = world.send(world.request("HEAD", "/v1/campaigns/views")).await.expect(200);
+        assert_eq!(head.header("etag"), etag);
+
+        let _ = world.claim("views", "alice", "k1").await.expect(201);
+        eventually(Duration::from_secs(3), || async {
+            let request = world.request("GET", "/v1/campaigns/views").header("If-None-Match", &etag);
+            let reply = world.send(request).await;
+            holds(reply.status == 200, || format!("still {}", reply.status))
+        })
+        .await;
+        for id in ["views-none", "a.b", "a%00b", "..", "%7B%7D", "*", &"c".repeat(65)] {
+            let _ = world.view(id).await.expect(404);
+        }
+    });
+}
+
+#[test]
+fn health_touches_nothing_and_what_is_not_there_is_not_found() {
+    run(async {
+        let world = open_world().await;
+        let live = world.send(world.request("GET", "/livez")).await.expect(200);
+        assert!(world.passed_on(&live).is_empty());
+        for path in ["/v1/claims", "/v1/other", "/internal/v1/claims", "/admin/v1/campaigns", "/metrics"] {
+            let missing = world.send(world.request("GET", path)).await.expect(404);
+            assert!(world.passed_on(&missing).is_empty(), "{path}");
+        }
+        for (method, path, allow) in [
+            ("GET", "/v1/campaigns/flow/claims", "POST"),
+            ("DELETE", "/v1/campaigns/flow", "GET, HEAD"),
+            ("PUT", "/v1/claims/a.b.c", "GET, HEAD"),
+            ("PATCH", "/livez", "GET, HEAD"),
+        ] {
+            let refused = world.send(world.request(method, path)).await.refused(405, "method_not_allowed");
+            assert_eq!(refused.header("allow"), allow, "{method} {path}");
+        }
+    });
+}
