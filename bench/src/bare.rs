@@ -17,7 +17,7 @@ use claimgate_core::credentials::{Caller, Credentials, Tokens};
 use claimgate_core::http::auth::Authenticator;
 use claimgate_core::http::serve;
 use claimgate_shared::signature::SignedParts;
-use claimgate_shared::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem};
+use claimgate_shared::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem, Version};
 use support::core_process::API_TOKEN;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -91,5 +91,5 @@ fn reply(shared: &Shared, headers: &HeaderMap, body: &[u8]) -> Result<ClaimReply
         persisted: None,
     };
     let remaining = TOTAL.checked_sub(u32::try_from(sequence).unwrap_or(u32::MAX));
-    Ok(ClaimReply { claim, remaining, version: 1 })
+    Ok(ClaimReply { claim, remaining, version: Version::FIRST })
 }

@@ -194,6 +194,8 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use claimgate_shared::Version;
+
     use super::*;
     use crate::campaign_cache::snapshot::View;
     use crate::campaign_cache::snapshot::tests::{at, view};
@@ -310,11 +312,11 @@ mod tests {
     fn a_refusal_says_what_core_would_say() {
         let scheduled = cached(CampaignState::Scheduled, Some(5), 5_000);
         let refused = first_try().check_cached(&scheduled, at(1_500)).unwrap_err();
-        assert_eq!(refused, Denial::NotStarted { starts_at: at(10_000) }.problem(3, at(5_500)));
+        assert_eq!(refused, Denial::NotStarted { starts_at: at(10_000) }.problem(Version::new(3), at(5_500)));
         assert_eq!(refused.retry_after_s, Some(5), "by core's clock");
         let ended = cached(CampaignState::Ended, Some(5), 15_000);
         let refused = first_try().check_cached(&ended, at(1_500)).unwrap_err();
-        assert_eq!(refused, Denial::Ended { ends_at: None }.problem(3, at(15_500)));
+        assert_eq!(refused, Denial::Ended { ends_at: None }.problem(Version::new(3), at(15_500)));
     }
 
     #[test]

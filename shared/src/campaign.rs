@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use serde::{Deserialize, Serialize};
 
 use crate::window::Position;
-use crate::{CampaignId, Timestamp, Window};
+use crate::{CampaignId, Timestamp, Version, Window};
 
 /// How much may be claimed, in units; `None` is unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +90,8 @@ pub struct CampaignView {
     /// Units left of `total`; `null` when that is unlimited.
     pub remaining: Option<u32>,
     /// Raised by every change an admin makes, and by nothing else.
-    pub version: u64,
+    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    pub version: Version,
     /// The deciding clock when this was read.
     pub server_time: Timestamp,
 }

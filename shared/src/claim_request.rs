@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-use crate::{CampaignId, Claim, ClaimId, Code, Denial, IdempotencyKey, Problem, Quantity, UserId};
+use crate::{CampaignId, Claim, ClaimId, Code, Denial, IdempotencyKey, Problem, Quantity, UserId, Version};
 
 /// A whole number as JSON can carry it between any two programs: at most 2^53 - 1 either way (RFC 7493, 2.2).
 /// Only then is it judged as a [`Quantity`]: 0 is a number that no claim may ask for, `"1"` is not a number.
@@ -114,7 +114,8 @@ pub struct ClaimReply {
     /// Units left of `total`; `null` when that is unlimited.
     pub remaining: Option<u32>,
     /// The campaign's version by which it was decided.
-    pub version: u64,
+    #[cfg_attr(feature = "openapi", schema(value_type = u64))]
+    pub version: Version,
 }
 
 /// The answer to a claim's look-up.

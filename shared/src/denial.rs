@@ -1,7 +1,7 @@
 //! A denial: a claim that a rule refuses. Data, not an error; it changes nothing.
 
 use crate::problem::{Extensions, Limit};
-use crate::{Code, Problem, Timestamp};
+use crate::{Code, Problem, Timestamp, Version};
 
 /// Units come back, and a pause ends, at any time; asking sooner could meet what the edge remembers.
 const CHANGE_S: u32 = 2;
@@ -80,7 +80,7 @@ impl Denial {
     }
 
     /// As callers see it at `now`, under the campaign's `version`.
-    pub fn problem(self, version: u64, now: Timestamp) -> Problem {
+    pub fn problem(self, version: Version, now: Timestamp) -> Problem {
         let mut extensions = Extensions { version: Some(version), ..Extensions::default() };
         let detail = match self {
             Self::IdempotencyKeyReused => "this idempotency key was used for another quantity".to_owned(),
@@ -135,7 +135,7 @@ mod tests {
             (Denial::Ended { ends_at: None }, None),
             (Denial::UserLimitReached { remaining: 0 }, None),
         ] {
-            assert_eq!(denial.problem(1, at(5_000)).retry_after_s, seconds, "{denial:?}");
+            assert_eq!(denial.problem(Version::FIRST, at(5_000)).retry_after_s, seconds, "{denial:?}");
         }
     }
 }

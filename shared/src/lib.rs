@@ -13,6 +13,7 @@ pub mod jwt;
 pub mod problem;
 pub mod signature;
 pub mod time;
+pub mod version;
 pub mod window;
 
 pub use campaign::{CampaignState, CampaignView, Limits};
@@ -22,6 +23,7 @@ pub use denial::Denial;
 pub use ids::{CampaignId, ClaimId, IdempotencyKey, UserId};
 pub use problem::{Code, Problem};
 pub use time::Timestamp;
+pub use version::Version;
 pub use window::Window;
 
 /// Length-prefixes `field` with 4 bytes, big endian: how every signed or hashed field is fed, so that no two

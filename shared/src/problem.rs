@@ -7,7 +7,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{Claim, Timestamp};
+use crate::{Claim, Timestamp, Version};
 
 /// The media type of a [`Problem`].
 pub const PROBLEM_JSON: &str = "application/problem+json";
@@ -121,7 +121,8 @@ pub struct Extensions {
     pub ends_at: Option<Timestamp>,
     /// The campaign's version by which it was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub version: Option<u64>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u64>))]
+    pub version: Option<Version>,
     /// The field of the request that is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,

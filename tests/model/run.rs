@@ -209,7 +209,7 @@ impl Run {
 
     async fn look_up(&mut self, ask: &Ask) -> Result<(), String> {
         let (counters, view) = self.system.look_up(ask).await?;
-        let found = (counters.now.as_ms(), counters.version, counters.taken, counters.sequence, view);
+        let found = (counters.now.as_ms(), counters.version.get(), counters.taken, counters.sequence, view);
         let model = &self.model;
         let expected = model.claims.get(&model_id(ask)).map(|claim| claim.view);
         let now = self.system.clock.now_ms();

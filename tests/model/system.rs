@@ -16,7 +16,7 @@ use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::store::redis::replies::Counters;
 use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Window};
+use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Version, Window};
 use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
 use serde_json::json;
@@ -342,7 +342,7 @@ fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
             Switch::Paused => AdminState::Paused,
             Switch::Ended => AdminState::Ended,
         },
-        version: rules.version,
+        version: Version::new(rules.version),
         ..campaign.clone()
     }
 }

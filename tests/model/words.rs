@@ -8,11 +8,11 @@ use super::reference::{Answer, Claim, Left, Status, View};
 
 /// A decision, as the model would give it.
 pub fn answer(decision: &Decision) -> Answer {
-    let left = Left { remaining: decision.remaining, version: decision.version };
+    let left = Left { remaining: decision.remaining, version: decision.version.get() };
     match &decision.outcome {
         Outcome::Granted(claim) | Outcome::Held(claim) => Answer::Taken(view(claim), left),
         Outcome::Replayed(claim) => Answer::Replayed(view(claim), left),
-        Outcome::Denied(denial) => refused(*denial, decision.version),
+        Outcome::Denied(denial) => refused(*denial, decision.version.get()),
     }
 }
 

@@ -123,6 +123,8 @@ fn or(value: &Value, none: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use claimgate_shared::Version;
+
     use super::*;
     use crate::engine::reconcile::{Difference, Gap, OutboxSide, Reconciliation, RedisSide, SqlSide};
 
@@ -131,11 +133,17 @@ mod tests {
     fn a_reconciliation_is_printed_with_all_its_numbers() {
         let reply = Reconciliation {
             agrees: false,
-            redis: Some(RedisSide { taken: 11, taken_by_users: 12, sequence: 13, version: 14, holds: 15 }),
+            redis: Some(RedisSide {
+                taken: 11,
+                taken_by_users: 12,
+                sequence: 13,
+                version: Version::new(14),
+                holds: 15,
+            }),
             sql: SqlSide {
                 taken: 21,
                 sequence: 22,
-                version: 23,
+                version: Version::new(23),
                 holds: 24,
                 claims: 25,
                 revoked: 26,

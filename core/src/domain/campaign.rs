@@ -6,7 +6,9 @@ use std::num::NonZeroU32;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::{CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Window};
+use claimgate_shared::{
+    CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Version, Window,
+};
 use serde::{Deserialize, Serialize};
 
 use super::counters::{Epoch, FencingToken};
@@ -33,7 +35,7 @@ pub struct Campaign {
     /// Whether an admin has paused or ended it.
     pub admin_state: AdminState,
     /// Raised by every change.
-    pub version: u64,
+    pub version: Version,
     /// Raised by every load, 0 before the first: what an older epoch still wants to write is refused.
     pub epoch: Epoch,
     /// The last fencing token drawn, for suspending the campaign in Redis: what is written there under an older one is

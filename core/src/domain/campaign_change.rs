@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::problem::{object, parse_json};
-use claimgate_shared::{CampaignId, Limits, Problem, Timestamp, Window};
+use claimgate_shared::{CampaignId, Limits, Problem, Timestamp, Version, Window};
 use serde::{Deserialize, Deserializer};
 
 use super::campaign::{Campaign, Name, RegisterId};
@@ -47,7 +47,7 @@ impl NewCampaign {
             limits: new.limits,
             hold_seconds: new.hold_seconds,
             admin_state: AdminState::On,
-            version: 1,
+            version: Version::FIRST,
             epoch: Epoch::default(),
             token: FencingToken::default(),
             register_id: RegisterId::random()?,
@@ -64,7 +64,8 @@ impl NewCampaign {
 #[allow(clippy::option_option)] // left out, null and a time are three things here
 pub struct CampaignPatch {
     /// The version this change was made against.
-    pub version: u64,
+    #[schema(value_type = u64)]
+    pub version: Version,
     #[schema(value_type = Option<String>)]
     name: Option<Name>,
     starts_at: Option<Timestamp>,
@@ -124,7 +125,7 @@ impl CampaignPatch {
                 per_user_per_day: self.limits.per_user_per_day.unwrap_or(now.per_user_per_day),
                 per_claim: self.limits.per_claim.unwrap_or(now.per_claim),
             },
-            version: campaign.version + 1,
+            version: campaign.version.next(),
             evicted: None,
             ..campaign.clone()
         })
@@ -150,7 +151,7 @@ mod tests {
         let changed = patch(r#"{"version":1,"ends_at":null,"limits":{"total":null,"per_claim":1}}"#).unwrap();
         assert_eq!(changed.window.ends_at(), None);
         assert_eq!((changed.limits.total, changed.limits.per_user), (None, NonZeroU32::new(2)));
-        assert_eq!((changed.limits.per_claim, changed.version), (NonZeroU32::new(1), 2));
+        assert_eq!((changed.limits.per_claim, changed.version), (NonZeroU32::new(1), Version::new(2)));
         for (body, field) in [
             (r#"{"version":1,"time_zone":"UTC"}"#, "time_zone"),
             (r#"{"version":1,"limits":{"total":0}}"#, "limits.total"),

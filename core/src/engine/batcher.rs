@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use claimgate_shared::{
-    Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity,
+    Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity, Version,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::Instant;
@@ -36,7 +36,7 @@ pub struct Decision {
     /// Units left of `total` after the decision; `None` when unlimited.
     pub remaining: Option<u32>,
     /// The version of the campaign's rules that decided.
-    pub version: u64,
+    pub version: Version,
 }
 
 /// Why a claim was not decided, or why that is unknown.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::{CampaignId, CampaignView, Timestamp};
+use claimgate_shared::{CampaignId, CampaignView, Timestamp, Version};
 
 use super::handle::CampaignHandle;
 use super::reconcile::{Reconciler, Reconciliation};
@@ -87,7 +87,8 @@ impl Engine {
                 None
             }
         };
-        let campaign = self.campaign_at(&handle, counters.map_or(0, |counters| counters.version)).await?;
+        let campaign =
+            self.campaign_at(&handle, counters.map(|counters| counters.version).unwrap_or_default()).await?;
         Ok(CampaignStatus { campaign, counters })
     }
 
@@ -124,7 +125,7 @@ impl Engine {
     async fn campaign_at(
         &self,
         handle: &Arc<CampaignHandle>,
-        version: u64,
+        version: Version,
     ) -> Result<Arc<Campaign>, EngineError> {
         let campaign = handle.campaign();
         if campaign.version >= version {
@@ -198,7 +199,7 @@ impl Engine {
         if before.admin_state == AdminState::Ended && admin_state != AdminState::Ended {
             return Err(EngineError::CampaignEnded);
         }
-        let version = if before.admin_state == admin_state { before.version } else { before.version + 1 };
+        let version = if before.admin_state == admin_state { before.version } else { before.version.next() };
         let after = Campaign { admin_state, version, ..before.clone() };
         self.change(&before, after, change).await
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use claimgate_shared::{Claim, Problem};
+use claimgate_shared::{Claim, Problem, Version};
 
 use super::batcher::BatcherError;
 use super::recovery::RecoveryError;
@@ -27,7 +27,7 @@ pub enum EngineError {
     OfAnotherRegister,
     /// The campaign is at this version, and the change was made against another.
     #[error("the campaign is at version {0}")]
-    VersionConflict(u64),
+    VersionConflict(Version),
     /// The campaign was ended by an admin, for good.
     #[error("an ended campaign stays ended")]
     CampaignEnded,

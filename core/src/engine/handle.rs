@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use claimgate_shared::Version;
+
 use super::notices::Notices;
 use crate::domain::campaign::Campaign;
 use crate::domain::counters::Generation;
@@ -24,7 +26,7 @@ pub struct CampaignHandle {
     decided_ms: AtomicU64,
     began: Instant,
     /// The version last applied in Redis by this core, and when.
-    applied: Mutex<Option<(u64, Instant)>>,
+    applied: Mutex<Option<(Version, Instant)>>,
     /// The generation of the connection to Redis on which the campaign was last synchronised with SQL.
     synced_generation: AtomicU64,
     readiness: AtomicU8,
@@ -216,7 +218,7 @@ impl CampaignHandle {
     }
 
     /// Records that the rules of `version` are applied in Redis.
-    pub fn mark_rules_applied(&self, version: u64) {
+    pub fn mark_rules_applied(&self, version: Version) {
         *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
     }
 

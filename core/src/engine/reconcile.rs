@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use claimgate_shared::Timestamp;
+use claimgate_shared::{Timestamp, Version};
 use serde::{Deserialize, Serialize};
 
 use super::handle::CampaignHandle;
@@ -50,7 +50,8 @@ pub struct RedisSide {
     /// The last sequence given.
     pub sequence: u64,
     /// The version of the rules that Redis decides by.
-    pub version: u64,
+    #[schema(value_type = u64)]
+    pub version: Version,
     /// Claims held.
     pub holds: u64,
 }
@@ -63,7 +64,8 @@ pub struct SqlSide {
     /// The highest sequence.
     pub sequence: u64,
     /// The campaign's version.
-    pub version: u64,
+    #[schema(value_type = u64)]
+    pub version: Version,
     /// Claims held.
     pub holds: u64,
     /// All claims.
@@ -120,7 +122,7 @@ struct Sides {
     why_not: Option<NotReadyReason>,
     totals: Totals,
     outbox: OutboxState,
-    version: u64,
+    version: Version,
 }
 
 impl Reconciler<'_> {
@@ -186,7 +188,7 @@ impl Reconciler<'_> {
     async fn look(&self, handle: &CampaignHandle) -> Result<Sides, RecoveryError> {
         const TRIES: usize = 5;
         let id = &handle.campaign().id;
-        let version = self.sync.sql.campaign(id).await?.map_or(0, |campaign| campaign.version);
+        let version = self.sync.sql.campaign(id).await?.map(|campaign| campaign.version).unwrap_or_default();
         if handle.campaign().evicted.is_some() {
             let totals = self.sync.sql.totals(id).await?;
             return Ok(Sides {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use claimgate_shared::{Quantity, UserId};
+use claimgate_shared::{Quantity, UserId, Version};
 use tokio::time::{Instant, sleep};
 
 use super::handle::CampaignHandle;
@@ -51,7 +51,7 @@ pub struct SoldOutCache {
 
 #[derive(Debug, Default)]
 struct Memory {
-    version: u64,
+    version: Version,
     /// The largest quantity of a user without claims that no other limit refuses.
     most: u64,
     /// The epoch and sequence up to which `users` is complete; epoch 0 while it is not.
@@ -78,7 +78,7 @@ impl Default for SoldOutCache {
 
 impl SoldOutCache {
     /// The version of the rules that certainly refuse `user`, because nothing is left; `None` when Redis has to decide.
-    pub fn cached_denial(&self, user: &UserId, quantity: Quantity) -> Option<u64> {
+    pub fn cached_denial(&self, user: &UserId, quantity: Quantity) -> Option<Version> {
         if self.now_us() >= self.until_us.load(Ordering::Acquire) {
             return None;
         }
@@ -208,7 +208,7 @@ mod tests {
         let sold_out = SoldOutCache::default();
         let hashes = (0..users).map(|user| sold_out.hasher.hash_one(format!("u{user}").as_bytes())).collect();
         *sold_out.memory.write().unwrap() =
-            Memory { version: 1, most: 1, names_of: (Epoch::new(1), users), users: hashes };
+            Memory { version: Version::FIRST, most: 1, names_of: (Epoch::new(1), users), users: hashes };
         sold_out.until_us.store(u64::MAX, Ordering::Release);
         sold_out
     }

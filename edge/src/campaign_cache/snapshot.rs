@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::window::Position;
-use claimgate_shared::{CampaignId, CampaignState, Timestamp, Window};
+use claimgate_shared::{CampaignId, CampaignState, Timestamp, Version, Window};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
@@ -35,7 +35,7 @@ pub struct View {
     /// Units left; `None` when the total is unlimited.
     pub remaining: Option<u32>,
     /// Raised by every change an admin makes.
-    pub version: u64,
+    pub version: Version,
     /// The clock that decides claims, when core answered.
     pub server_time: Timestamp,
     /// Name, time zone, limits, and members that the edge does not know.
@@ -199,7 +199,7 @@ pub(crate) mod tests {
             state: State::Known(state),
             window: Window::new(at(10_000), Some(at(20_000))).unwrap(),
             remaining,
-            version: 3,
+            version: Version::new(3),
             server_time: at(server_ms),
             other: OtherMembers::default(),
         }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use claimgate_shared::{CampaignId, Code, Timestamp};
+use claimgate_shared::{CampaignId, Code, Timestamp, Version};
 
 use super::snapshot::{NEGATIVE_TTL_MS, Snapshot};
 use crate::clock::age_ms;
@@ -66,7 +66,7 @@ impl Lookup {
 /// The last that core said of a campaign.
 #[derive(Debug)]
 struct Entry {
-    version: u64,
+    version: Version,
     requested_at: Timestamp,
     /// `None` once a response has shown that it is of an older version.
     snapshot: Option<Rc<Snapshot>>,
@@ -226,7 +226,8 @@ mod tests {
     }
 
     fn seen(version: u64, remaining: u32, requested_ms: i64) -> Rc<Snapshot> {
-        let view = View { version, ..view(CampaignState::Open, Some(remaining), 15_000) };
+        let view =
+            View { version: Version::new(version), ..view(CampaignState::Open, Some(remaining), 15_000) };
         Rc::new(Snapshot::new(view, at(requested_ms), at(requested_ms), 0.0))
     }
 
@@ -238,7 +239,7 @@ mod tests {
     }
 
     fn granted(version: u64, remaining: u32) -> Summary {
-        Summary { version: Some(version), remaining: Some(remaining), ..Summary::default() }
+        Summary { version: Some(Version::new(version)), remaining: Some(remaining), ..Summary::default() }
     }
 
     fn denied(code: Code, version: u64, remaining: u32) -> Summary {
@@ -290,7 +291,7 @@ mod tests {
             denied(Code::SoldOut, 3, 2),
             denied(Code::UserLimitReached, 3, 0),
             denied(Code::SoldOut, 2, 0),
-            Summary { version: Some(3), ..Summary::default() },
+            Summary { version: Some(Version::new(3)), ..Summary::default() },
         ] {
             cache.update(&id("demo"), &ignored, at(1_150));
             assert_eq!(left(&cache), 1, "{ignored:?}");
@@ -319,7 +320,7 @@ mod tests {
         assert!(!is_live(&cache, 6_010));
         cache.update(&id("demo"), &granted(4, 9), at(1_100));
         assert!(is_live(&cache, 1_200));
-        let ended = View { version: 5, ..view(CampaignState::Ended, None, 15_000) };
+        let ended = View { version: Version::new(5), ..view(CampaignState::Ended, None, 15_000) };
         cache.insert(Rc::new(Snapshot::new(ended, at(1_300), at(1_300), 0.0)));
         assert!(!is_live(&cache, 1_300));
         cache.insert(seen(6, 1, 1_400));

@@ -10,7 +10,7 @@ use claimgate_shared::problem::{PROBLEM_JSON, object};
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
 };
-use claimgate_shared::{Attempt, Code, Problem};
+use claimgate_shared::{Attempt, Code, Problem, Version};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use wasm_bindgen::{JsCast as _, JsValue, intern};
@@ -286,7 +286,7 @@ pub struct Summary {
     pub problem: Option<ProblemCode>,
     /// The campaign's version.
     #[serde(default, deserialize_with = "if_readable")]
-    pub version: Option<u64>,
+    pub version: Option<Version>,
     /// Units left: in the campaign, or in a denial under the limit that refused.
     #[serde(default, deserialize_with = "if_readable")]
     pub remaining: Option<u32>,

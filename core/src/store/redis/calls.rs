@@ -137,7 +137,7 @@ impl CampaignCall for SetRules<'_> {
     }
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>) {
-        call.arg(self.campaign.version);
+        call.arg(self.campaign.version.get());
         call.arg(state::admin_state(self.campaign)).arg(state::rules(self.campaign, self.now));
     }
 

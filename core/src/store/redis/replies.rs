@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use claimgate_shared::{Denial, Timestamp};
+use claimgate_shared::{Denial, Timestamp, Version};
 use redis::Value;
 
 use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, timestamp};
@@ -56,7 +56,7 @@ pub struct Decided {
     /// Redis' clock at the decision.
     pub now: Timestamp,
     /// The version by which it was decided.
-    pub version: u64,
+    pub version: Version,
     /// The campaign's event count, these included.
     pub events: u64,
     /// The total by which it was decided; `None` when unlimited.
@@ -129,6 +129,10 @@ impl Parts {
         T::try_from(number).map_err(|_| Malformed(format!("number {number}")))
     }
 
+    fn version(&mut self) -> Result<Version, Malformed> {
+        self.number().map(Version::new)
+    }
+
     fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
         match self.next()? {
             Value::BulkString(bytes) => Ok(bytes),
@@ -181,7 +185,7 @@ pub fn decided(
     if let Err(why) = parts.expect("decided")? {
         return Ok(Err(why));
     }
-    let (now, version) = (parts.timestamp()?, parts.number()?);
+    let (now, version) = (parts.timestamp()?, parts.version()?);
     let events = parts.number()?;
     let total = u32::try_from(parts.int()?).ok();
     let more_due = parts.int()? == 1;
@@ -271,7 +275,7 @@ pub struct Counters {
     /// Redis' clock.
     pub now: Timestamp,
     /// The version Redis decides by.
-    pub version: u64,
+    pub version: Version,
     /// Units taken.
     pub taken: u64,
     /// The last sequence given.
@@ -293,7 +297,7 @@ pub fn read(reply: Value) -> Result<Ready<(Counters, Option<ClaimRecord>)>, Malf
     }
     let counters = Counters {
         now: parts.timestamp()?,
-        version: parts.number()?,
+        version: parts.version()?,
         taken: parts.number()?,
         sequence: parts.number()?,
         backlog: parts.number()?,
@@ -312,7 +316,7 @@ pub fn read(reply: Value) -> Result<Ready<(Counters, Option<ClaimRecord>)>, Malf
 #[derive(Debug, Clone, Copy)]
 pub struct SoldOutReply {
     /// The campaign's version.
-    pub version: u64,
+    pub version: Version,
     /// The last sequence given: a further one means a further claim.
     pub sequence: u64,
     /// The most a user without claims may ask for before another limit refuses.
@@ -331,7 +335,7 @@ pub fn sold_out(reply: Value) -> Result<Ready<Option<SoldOutReply>>, Malformed> 
         "not_ready" => Ok(Err(parts.reason()?)),
         "open" => Ok(Ok(None)),
         "sold_out" => Ok(Ok(Some(SoldOutReply {
-            version: parts.number()?,
+            version: parts.version()?,
             sequence: parts.number()?,
             most: parts.number()?,
             valid_for: Duration::from_millis(parts.number()?),
@@ -468,7 +472,7 @@ mod tests {
         let granted = |sequence, taken| Verdict::Granted { sequence, expires_at: None, taken };
         assert_eq!(verdicts(&[1, 1], &[2, 3]).unwrap(), [granted(6, 42), granted(7, 45)]);
         let decided = decided(reply(&[1, 1]), &TimeZone::default(), [2, 3].into_iter()).unwrap().unwrap();
-        assert_eq!((decided.version, decided.events, decided.total), (3, 17, Some(100)));
+        assert_eq!((decided.version, decided.events, decided.total), (Version::new(3), 17, Some(100)));
         assert_eq!(decided.high_water_mark(), HighWaterMark { sequence: 7, events: 17 });
     }
 

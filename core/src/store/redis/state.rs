@@ -1,7 +1,7 @@
 //! The state of a campaign in Redis: identity, counters and rules, packed into one field, as `prelude.lua` has it.
 
-use claimgate_shared::Timestamp;
 use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{Timestamp, Version};
 
 use super::scripts::LAYOUT;
 use crate::domain::campaign::{Campaign, RegisterId};
@@ -61,7 +61,7 @@ pub fn rules(campaign: &Campaign, now: Timestamp) -> Vec<u8> {
     }
     put_be(&mut bytes, hold_ms, 6);
     put_be(&mut bytes, ms(utc_offsets.until), 6);
-    put_be(&mut bytes, campaign.version, 6);
+    put_be(&mut bytes, campaign.version.get(), 6);
     bytes.extend_from_slice(&utc_offsets.packed);
     bytes
 }
@@ -98,7 +98,7 @@ pub struct CampaignState {
     /// No hold falls due before; `None` when there is none.
     pub next_due: Option<Timestamp>,
     /// The version of the rules.
-    pub version: u64,
+    pub version: Version,
 }
 
 impl CampaignState {
@@ -128,7 +128,7 @@ impl CampaignState {
             backlog,
             loaded_epoch,
             next_due: optional_timestamp(next_due % NEVER),
-            version: number(6)?,
+            version: Version::new(number(6)?),
         })
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::{CampaignId, Limits, Timestamp, Window};
+use claimgate_shared::{CampaignId, Limits, Timestamp, Version, Window};
 use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
@@ -101,7 +101,7 @@ impl SqlStore {
     /// answer. The change may have been written all the same.
     pub async fn change(
         &self,
-        from: u64,
+        from: Version,
         campaign: &Campaign,
         change: Change<'_>,
     ) -> Result<Option<Changed>, SqlError> {
@@ -339,7 +339,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         },
         hold_seconds: limit("hold_seconds")?,
         admin_state: admin_state_of(&row.try_get::<String, _>("admin_state")?)?,
-        version: unsigned(row.try_get("version")?)?,
+        version: Version::new(unsigned(row.try_get("version")?)?),
         epoch: Epoch::new(unsigned(row.try_get("epoch")?)?),
         token: FencingToken::new(unsigned(row.try_get("token")?)?),
         register_id: RegisterId::from(row.try_get::<String, _>("register_id")?),
