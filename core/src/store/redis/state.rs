@@ -15,7 +15,7 @@ const UNLIMITED: u64 = (1 << 40) - 1;
 /// A time that never comes.
 const NEVER: u64 = (1 << 48) - 1;
 
-/// Of whom a campaign's counters in Redis are: they count for nobody else.
+/// Whose counters a campaign's keys in Redis hold: they count for no other.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity<'a> {
     /// The epoch of the campaign's keys.
