@@ -247,11 +247,8 @@ local function write_all(work)
     campaign.events, campaign.backlog = campaign.events + events, campaign.backlog + events
     local head = string.sub(ARGV[1], 2, 6)
       .. struct.pack('>I6I6I5I6', campaign.events, work.now, campaign.total, campaign.taken)
-    -- The first of all writes, which tells by itself whether the outbox is there: if not, nothing has changed.
-    if not redis.call('XADD', KEYS[5], 'NOMKSTREAM', '*', 'head', head, 'users',
-      table.concat(work.event_users, ' '), 'claims', table.concat(work.event_claims)) then
-      return false
-    end
+    redis.call('XADD', KEYS[5], '*', 'head', head, 'users', table.concat(work.event_users, ' '), 'claims',
+      table.concat(work.event_claims))
   end
   if claims then redis.call('HSET', KEYS[3], unpack(claims)) end
   if held then

@@ -45,7 +45,7 @@ impl BodyHeaders {
         // without a known end is not read.
         match self.content_length.as_deref().map(str::parse::<usize>) {
             Some(Ok(length)) if length <= BODY_BYTES_MAX => Ok(()),
-            Some(Ok(_)) => Err(http::body_too_large()),
+            Some(Ok(_)) => Err(http::body_too_large(BODY_BYTES_MAX)),
             _ => Err(Problem::invalid("body", "needs a Content-Length")),
         }
     }

@@ -1,6 +1,7 @@
 //! A claim asked for, and what is answered.
 
 use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::value::RawValue;
 
 use crate::{CampaignId, Claim, ClaimId, Code, Denial, IdempotencyKey, Problem, Quantity, UserId, Version};
 
@@ -81,6 +82,33 @@ impl ClaimRequest {
     /// The claim that this request and all its retries are.
     pub fn claim_id(&self) -> ClaimId {
         ClaimId::derive(self.campaign_id.clone(), self.user_id.clone(), &self.idempotency_key)
+    }
+}
+
+/// The most claims in one batch.
+pub const BATCH_MAX: usize = 256;
+
+/// Claims asked for together: `POST /internal/v1/claims/batch`.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ClaimBatch {
+    /// 1 to 256 claims, each read for itself.
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<ClaimFields>, min_items = 1, max_items = 256))]
+    claims: Vec<Box<RawValue>>,
+}
+
+impl ClaimBatch {
+    /// Reads a request body: its claims in their order, with a problem in the place of one that is malformed.
+    ///
+    /// # Errors
+    /// `invalid_request` when it is no list of 1 to 256 elements.
+    pub fn parse(body: &[u8]) -> Result<Vec<Result<ClaimRequest, Problem>>, Problem> {
+        let Self { claims } = crate::problem::parse_json(body)?;
+        if claims.is_empty() || claims.len() > BATCH_MAX {
+            return Err(Problem::invalid("claims", format!("must have 1 to {BATCH_MAX} elements")));
+        }
+        Ok(claims.iter().map(|claim| ClaimRequest::parse(claim.get().as_bytes())).collect())
     }
 }
 
@@ -168,6 +196,31 @@ mod tests {
             assert_eq!(parse(shape).unwrap_err().0, 400, "{shape}");
         }
         assert_eq!(parse("\"1\""), Err((400, field())));
+    }
+
+    #[test]
+    fn a_batch_is_a_list_of_claims_each_read_for_itself() {
+        let good = r#"{"campaign_id":"demo","user_id":"a","idempotency_key":"k"}"#;
+        let body = format!(r#"{{"claims":[{good},{{"user_id":1}},7,{good}]}}"#);
+        let claims = ClaimBatch::parse(body.as_bytes()).unwrap();
+        let codes: Vec<_> =
+            claims.iter().map(|claim| claim.as_ref().err().map(|problem| problem.code)).collect();
+        assert_eq!(codes, [None, Some(Code::InvalidRequest), Some(Code::InvalidRequest), None]);
+        let many = |count| format!(r#"{{"claims":[{}]}}"#, vec![good; count].join(","));
+        assert_eq!(ClaimBatch::parse(many(256).as_bytes()).unwrap().len(), 256);
+        for (body, field) in [
+            (many(0), "claims"),
+            (many(257), "claims"),
+            (r#"{"claims":{}}"#.to_owned(), "claims"),
+            (format!(r#"{{"claims":[{good}],"more":1}}"#), "more"),
+            ("{}".to_owned(), "body"),
+            ("[]".to_owned(), "body"),
+            (r#"{"claims":[{]}"#.to_owned(), "claims"),
+        ] {
+            let problem = ClaimBatch::parse(body.as_bytes()).unwrap_err();
+            assert_eq!(problem.code, Code::InvalidRequest, "{body}");
+            assert_eq!(problem.extensions.field.as_deref(), Some(field), "{body}");
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub const JSON: &str = "application/json";
 /// The largest request body of a claim or an admin call, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
 
+/// The largest request body of a batch of claims, in bytes.
+pub const BATCH_BYTES_MAX: usize = 128 * 1024;
+
 /// Carries the request's id: made by the edge, logged by core, named in problems, returned to the client.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
 
@@ -28,9 +31,9 @@ pub fn is_json(content_type: Option<&str>) -> bool {
     media_type.trim().eq_ignore_ascii_case(JSON)
 }
 
-/// The refusal of a body of more than [`BODY_BYTES_MAX`] bytes: `payload_too_large`.
-pub fn body_too_large() -> Problem {
-    Problem::new(Code::PayloadTooLarge, format!("the body must be at most {BODY_BYTES_MAX} bytes"))
+/// The refusal of a body of more than `bytes_max` bytes: `payload_too_large`.
+pub fn body_too_large(bytes_max: usize) -> Problem {
+    Problem::new(Code::PayloadTooLarge, format!("the body must be at most {bytes_max} bytes"))
 }
 
 #[cfg(test)]
@@ -52,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_body_that_is_too_large_is_told_the_bound() {
-        let problem = body_too_large();
+        let problem = body_too_large(BODY_BYTES_MAX);
         assert_eq!(problem.code, Code::PayloadTooLarge);
         assert_eq!(problem.detail, "the body must be at most 4096 bytes");
     }

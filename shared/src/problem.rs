@@ -206,6 +206,20 @@ impl Serialize for Problem {
     }
 }
 
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for Problem {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        ProblemFields::schema()
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for Problem {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Problem".into()
+    }
+}
+
 /// Reads an object, and nothing else: serde's derived structs would also take an array of their members' values.
 /// For `#[serde(deserialize_with)]` on a nested object; [`parse_json`] sees to the outermost.
 ///

@@ -7,6 +7,7 @@ mod admin;
 mod bad_calls;
 mod bad_campaigns;
 mod bad_input;
+mod claim_batches;
 mod claim_flow;
 mod command_line;
 mod contention;

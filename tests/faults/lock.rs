@@ -134,9 +134,15 @@ async fn an_old_token_cannot_write() {
     assert_eq!(loads.step("8", "begin", &[]).await, "done");
     let users: u64 = loads.locks.redis().await.query(&["HLEN", &loads.keys[1]]).await;
     assert_eq!(users, 1, "nothing but the sentinel");
+    loads.locks.redis().await.query::<u64>(&["DEL", &loads.keys[1]]).await;
+    for (step, more) in [("users", &["alice", "record"][..]), ("open", OPEN)] {
+        assert_eq!(loads.step("8", step, more).await, "late", "{step}: the users are gone");
+    }
+    assert_eq!(loads.suspend("ours", "8").await, "suspended");
+    assert_eq!(loads.step("8", "begin", &[]).await, "done");
     assert_eq!(loads.step("8", "open", OPEN).await, "done");
     assert_eq!(loads.step("9", "begin", &[]).await, "late", "what is open was not suspended");
-    row.passed(8, "load.lua answered late");
+    row.passed(12, "load.lua answered late");
 }
 
 /// An older loader must not find an empty place where a newer one was before it.

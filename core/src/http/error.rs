@@ -21,6 +21,12 @@ impl From<Problem> for ApiError {
     }
 }
 
+impl From<ApiError> for Problem {
+    fn from(error: ApiError) -> Self {
+        error.0
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = Response::new(Body::empty());

@@ -10,12 +10,14 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
 use axum::http::{HeaderValue, StatusCode, Uri, request};
 use axum::response::IntoResponse as _;
+use claimgate_shared::claim_request::ClaimBatch;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, http};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
 
 use super::error::{ApiError, ApiResult, no_such_campaign, no_such_claim};
+use super::middleware::REQUEST_ID;
 use super::state::AppState;
 use crate::clock;
 use crate::credentials::Caller;
@@ -44,10 +46,15 @@ pub struct BackEnd(pub Caller);
 impl FromRequestParts<AppState> for BackEnd {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
-        match ApiCaller::from_request_parts(parts, state).await?.0 {
-            Caller::Edge(_) => Err(Problem::new(Code::Forbidden, "the edge may only claim and read").into()),
-            caller => Ok(Self(caller)),
-        }
+        Ok(Self(no_edge(ApiCaller::from_request_parts(parts, state).await?.0)?))
+    }
+}
+
+/// Any caller but the edge.
+fn no_edge(caller: Caller) -> Result<Caller, Problem> {
+    match caller {
+        Caller::Edge(_) => Err(Problem::new(Code::Forbidden, "the edge may only claim and read")),
+        caller => Ok(caller),
     }
 }
 
@@ -69,7 +76,7 @@ pub struct AdminBody<T>(pub Caller, pub T);
 impl<T: ParseBody> FromRequest<AppState> for AdminBody<T> {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = read_json(request).await?;
+        let (parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
         let value = T::parse_body(&body)?;
         Ok(Self(state.authenticator().admin(&parts.headers)?, value))
     }
@@ -107,11 +114,35 @@ pub struct ClaimCall {
 impl FromRequest<AppState> for ClaimCall {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = read_json(request).await?;
+        let (parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
         let request = ClaimRequest::parse(&body)?;
         let signed = signed_claim(&parts, &body, &request);
         let (caller, attempt) = state.authenticator().caller(&parts.headers, signed)?;
         Ok(Self { caller, attempt, request })
+    }
+}
+
+/// A back end or an admin, the batch of claims that they sent, and the id of their request.
+#[derive(Debug)]
+pub struct BatchCall {
+    /// Who sends it.
+    pub caller: Caller,
+    /// The request's id, which every problem in the answer names.
+    pub request_id: String,
+    /// What is claimed, in order; a problem where a claim is malformed.
+    pub claims: Vec<Result<ClaimRequest, Problem>>,
+}
+
+impl FromRequest<AppState> for BatchCall {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = read_json(request, http::BATCH_BYTES_MAX).await?;
+        let claims = ClaimBatch::parse(&body)?;
+        let (caller, _) =
+            state.authenticator().caller(&parts.headers, SignedParts { body: &body, ..signed(&parts) })?;
+        let caller = no_edge(caller)?;
+        let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
+        Ok(Self { caller, request_id: id.to_owned(), claims })
     }
 }
 
@@ -180,8 +211,8 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> ApiResult {
     Ok((status, [(CONTENT_TYPE, HeaderValue::from_static(http::JSON))], body).into_response())
 }
 
-/// A request read whole: its head, and its JSON body.
-async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem> {
+/// A request read whole: its head, and its JSON body of at most `bytes_max` bytes.
+async fn read_json(request: Request, bytes_max: usize) -> Result<(request::Parts, Bytes), Problem> {
     let (parts, body) = request.into_parts();
     if !http::is_json(parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())) {
         return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
@@ -193,12 +224,12 @@ async fn read_json(request: Request) -> Result<(request::Parts, Bytes), Problem>
     if parts.headers.contains_key(TRANSFER_ENCODING) {
         return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
     }
-    let bytes = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, http::BODY_BYTES_MAX).collect())
+    let bytes = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, bytes_max).collect())
         .await
         .map_err(|_| Problem::new(Code::RequestTimeout, "the body took more than 10 s"))?
         .map_err(|error| {
             if error.is::<LengthLimitError>() {
-                http::body_too_large()
+                http::body_too_large(bytes_max)
             } else {
                 Problem::invalid("body", "broke off")
             }

@@ -28,9 +28,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(http::REQUEST_ID_HEADER);
 
 /// Gives the request its id, and writes out its answer: a problem's body, the headers that every answer carries.
-pub async fn finish(request: Request, next: Next) -> Response {
+pub async fn finish(mut request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(&request);
+    request.headers_mut().insert(REQUEST_ID, id.clone());
     let line = tracing::enabled!(tracing::Level::DEBUG)
         .then(|| (request.method().clone(), request.uri().path().to_owned()));
     let mut response = next.run(request).await;

@@ -17,6 +17,7 @@ pub fn internal_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(internal::campaigns::show))
         .layer(from_fn(answered_in_time))
         .routes(routes!(internal::claims::claim))
+        .routes(routes!(internal::claim_batches::claim))
 }
 
 /// Calls of admins.

@@ -6,10 +6,11 @@ use axum::extract::State;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use claimgate_shared::claim_request::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{ClaimId, ClaimReply, Outcome, http};
+use claimgate_shared::{Attempt, ClaimId, ClaimReply, ClaimRequest, Outcome, http};
 
 use crate::clock;
-use crate::http::error::{ApiResult, no_such_claim, unknown_outcome};
+use crate::credentials::Caller;
+use crate::http::error::{ApiError, ApiResult, no_such_claim, unknown_outcome};
 use crate::http::extract::{ApiCaller, BackEnd, ClaimCall, PathClaim, json};
 use crate::http::state::AppState;
 
@@ -34,17 +35,28 @@ const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
 pub async fn claim(State(state): State<AppState>, call: ClaimCall) -> ApiResult {
     let ClaimCall { caller, attempt, request } = call;
     caller.may_act_for(&request.user_id)?;
-    let decided = state.engine(&caller).claim(&request, attempt);
+    let (status, reply) = decide(&state, &caller, &request, attempt).await?;
+    let mut response = json(status, &reply)?;
+    if status == StatusCode::OK {
+        response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));
+    }
+    Ok(response)
+}
+
+/// Decides a claim in time: 201 for one that is new, 200 for one that stands already.
+pub(super) async fn decide(
+    state: &AppState,
+    caller: &Caller,
+    request: &ClaimRequest,
+    attempt: Attempt,
+) -> Result<(StatusCode, ClaimReply), ApiError> {
+    let decided = state.engine(caller).claim(request, attempt);
     let decision = tokio::time::timeout(DECISION_TIMEOUT, decided).await.map_err(|_| unknown_outcome())??;
-    let version = decision.version;
-    let reply = |claim| ClaimReply { claim, remaining: decision.remaining, version };
+    let (remaining, version) = (decision.remaining, decision.version);
+    let reply = |claim| ClaimReply { claim, remaining, version };
     match decision.outcome {
-        Outcome::Granted(claim) | Outcome::Held(claim) => json(StatusCode::CREATED, &reply(claim)),
-        Outcome::Replayed(claim) => {
-            let mut response = json(StatusCode::OK, &reply(claim))?;
-            response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));
-            Ok(response)
-        }
+        Outcome::Granted(claim) | Outcome::Held(claim) => Ok((StatusCode::CREATED, reply(claim))),
+        Outcome::Replayed(claim) => Ok((StatusCode::OK, reply(claim))),
         Outcome::Denied(denial) => Err(denial.problem(version, clock::now()).into()),
     }
 }

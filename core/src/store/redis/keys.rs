@@ -11,7 +11,7 @@ pub const STORE: &str = "cg:store";
 /// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {
-    /// Hash: rules, counters, version, epoch.
+    /// Hash: whose it is, its fencing token and its phase.
     pub campaign: String,
     /// Hash: user → record.
     pub users: String,

@@ -1,0 +1,134 @@
+//! Many claims in one request: each has the outcome that it would have had alone.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::signing::Signed;
+use support::{Core, Reply, claim_body};
+
+const PATH: &str = "/internal/v1/claims/batch";
+
+async fn send(core: &Core, claims: &[Value]) -> Reply {
+    let body = json!({ "claims": claims });
+    core.client().call(Method::POST, &core.url(PATH), support::API_TOKEN, &body).await
+}
+
+/// Each result's status, and a problem's code.
+fn outcomes(reply: &Reply) -> Vec<(u64, String)> {
+    let results = reply.json()["results"].as_array().expect("results").clone();
+    let outcome = |result: &Value| {
+        let code = result["body"]["code"].as_str().unwrap_or_default();
+        (result["status"].as_u64().expect("a status"), code.to_owned())
+    };
+    results.iter().map(outcome).collect()
+}
+
+fn outcome(status: u64, code: &str) -> (u64, String) {
+    (status, code.to_owned())
+}
+
+#[tokio::test]
+async fn each_claim_of_a_batch_has_its_own_outcome_in_its_place() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 3, "per_user": 1})).await;
+    core.create("other", json!({"total": 1})).await;
+    let reply = send(
+        &core,
+        &[
+            claim_body("demo", "alice", "k", 1),
+            json!({"campaign_id": "demo", "user_id": 7}),
+            claim_body("nowhere", "alice", "k", 1),
+            claim_body("demo", "bob", "k", 0),
+            claim_body("other", "bob", "k", 1),
+            claim_body("demo", "carol", "k", 2),
+        ],
+    )
+    .await
+    .expect(200);
+    let expected = [
+        outcome(201, ""),
+        outcome(400, "invalid_request"),
+        outcome(404, "campaign_not_found"),
+        outcome(422, "quantity_out_of_range"),
+        outcome(201, ""),
+        outcome(409, "user_limit_reached"),
+    ];
+    assert_eq!(outcomes(&reply), expected);
+    let results = reply.json()["results"].clone();
+    let alone = core.claim("demo", "alice", "k").await.expect(200).json();
+    assert_eq!(results[0]["body"]["claim"], alone["claim"], "the body is the one of a claim alone");
+    assert_eq!(results[1]["body"]["instance"], reply.header("x-request-id"));
+    assert_eq!(results[1]["body"]["field"], "user_id");
+    assert_eq!(core.sql().until("demo", 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn equal_keys_of_a_batch_are_decided_in_their_order() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 100})).await;
+    let twice = [
+        claim_body("demo", "alice", "k", 2),
+        claim_body("demo", "bob", "k", 1),
+        claim_body("demo", "alice", "k", 2),
+        claim_body("demo", "alice", "k", 5),
+    ];
+    let reply = send(&core, &twice).await.expect(200);
+    let expected =
+        [outcome(201, ""), outcome(201, ""), outcome(200, ""), outcome(422, "idempotency_key_reused")];
+    assert_eq!(outcomes(&reply), expected);
+    let results = reply.json()["results"].clone();
+    assert_eq!(results[0]["body"]["claim"], results[2]["body"]["claim"]);
+}
+
+#[tokio::test]
+async fn batches_of_many_callers_give_out_the_total_and_no_more() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 700})).await;
+    let batches = (0..4).map(|batch| {
+        let claims: Vec<_> =
+            (0..256).map(|n| claim_body("demo", &format!("u{batch}-{n}"), "k", 1)).collect();
+        let core = &core;
+        async move { outcomes(&send(core, &claims).await.expect(200)) }
+    });
+    let all: Vec<_> = futures_util::future::join_all(batches).await.concat();
+    let granted = all.iter().filter(|(status, _)| *status == 201).count();
+    let sold_out = all.iter().filter(|(_, code)| code == "sold_out").count();
+    assert_eq!((all.len(), granted, sold_out), (1024, 700, 324));
+    assert_eq!(core.sql().until("demo", 700).await.len(), 700);
+}
+
+#[tokio::test]
+async fn a_batch_that_is_none_is_refused_whole() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 5})).await;
+    send(&core, &[]).await.refused(400, "invalid_request");
+    let many: Vec<_> = (0..257).map(|n| claim_body("demo", &format!("u{n}"), "k", 1)).collect();
+    send(&core, &many).await.refused(400, "invalid_request");
+    for body in [json!({"claims": {}}), json!([]), json!({"claims": [], "more": 1}), json!({})] {
+        let reply = core.client().call(Method::POST, &core.url(PATH), support::API_TOKEN, &body).await;
+        reply.refused(400, "invalid_request");
+    }
+    let large = json!({"claims": [claim_body("demo", "a", "k", 1)], "padding": "x".repeat(128 * 1024)});
+    let reply = core.client().call(Method::POST, &core.url(PATH), support::API_TOKEN, &large).await;
+    reply.refused(413, "payload_too_large");
+    // Nothing of all this was tried.
+    assert_eq!(core.campaign("demo").await["remaining"], 5);
+}
+
+#[tokio::test]
+async fn a_batch_is_for_back_ends_and_admins() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 5})).await;
+    let body = json!({"claims": [claim_body("demo", "alice", "k", 1)]});
+    let without = core.client().call(Method::POST, &core.url(PATH), "", &body).await;
+    without.refused(401, "unauthenticated");
+    let signed = Signed {
+        path: PATH.to_owned(),
+        body: body.to_string(),
+        idempotency_key: String::new(),
+        ..Signed::claim(&core, "demo", "alice", "k")
+    };
+    signed.send(&core).await.refused(403, "forbidden");
+    signed.send_signed(&core, "AAAA").await.refused(401, "unauthenticated");
+    let admin = core.client().call(Method::POST, &core.url(PATH), support::ADMIN_TOKEN, &body).await;
+    assert_eq!(outcomes(&admin.expect(200)), [outcome(201, "")]);
+}
