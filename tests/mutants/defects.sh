@@ -10,37 +10,55 @@ defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     '        self.relay_suspended(handle).await?;
         // Keys of an older epoch' \
     '        // Keys of an older epoch'
+defect backlog_not_lowered lua/ack.lua \
+    "struct.unpack('>I6', state, at) - events" "struct.unpack('>I6', state, at)"
 defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
 # Invariant 3: one claim a key.
 defect no_replay_check lua/claim.lua \
-    '    local claim = find_claim(work, record, digest)' '    local claim = nil'
+    '    claim = tools.find(record, digest)' '    claim = nil'
 defect key_of_another_quantity lua/claim.lua \
     "struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim" 'REPLAY .. claim'
 defect moved_claims_forgotten lua/prelude.lua \
-    'return work.moved[digest] or nil' 'return nil'
+    'return moved[digest] or nil' 'return nil'
 
 # Invariant 4: a refusal changes nothing.
 defect denial_counts lua/claim.lua \
-    '      if more_due then return AGAIN end' \
-    '      used[ALL] = used[ALL] + quantity
-      if more_due then return AGAIN end'
-defect denial_turns_the_day lua/claim.lua \
-    '    used[EVER] = ever
+    '  if left then
 ' \
-    '    used[EVER] = ever
-    if last_day < today then append(users, user_id, with_counters(record, today, 0, ever, string.byte(record, HEADER))) end
+    '  if left then
+    taken = taken + quantity
 '
+defect denial_turns_the_day lua/claim.lua \
+    '  if left then
+' \
+    "  if left then
+    if record then
+      record = struct.pack('>I3I5I5I1', day, on_it, ever, moved) .. string.sub(record, HEADER + 1)
+      redis.call('HSET', KEYS[2], user_id, record)
+    end
+"
 
 # Invariant 1: limits, days, windows.
-defect part_of_a_claim lua/claim.lua 'if quantity > limits[i] - used[i] then' 'if limits[i] - used[i] <= 0 then'
+defect part_of_a_claim lua/claim.lua \
+    "  elseif quantity > per_user_per_day - on_it then
+    answer, left, behind = DAILY, per_user_per_day - on_it, struct.pack('>I3', day)
+  elseif quantity > per_user - ever then
+    answer, left = USER, per_user - ever
+  elseif quantity > total - taken then" \
+    "  elseif per_user_per_day - on_it <= 0 then
+    answer, left, behind = DAILY, per_user_per_day - on_it, struct.pack('>I3', day)
+  elseif per_user - ever <= 0 then
+    answer, left = USER, per_user - ever
+  elseif total - taken <= 0 then"
 defect total_before_user lua/claim.lua \
-    '  for i = 1, #limits do' \
-    "  if quantity > limits[3] - used[ALL] then return TOTAL .. struct.pack('>I5', math.max(limits[3] - used[ALL], 0)) end
-  for i = 1, #limits do"
+    '  elseif quantity > per_user_per_day - on_it then' \
+    '  elseif quantity > total - taken then
+    answer, left = TOTAL, total - taken
+  elseif quantity > per_user_per_day - on_it then'
 defect units_not_added lua/claim.lua \
-    'sequence + 1, used[ALL] + quantity' 'sequence + 1, used[ALL] + 1'
+    'sequence + 1, taken + quantity, events + 1' 'sequence + 1, taken + 1, events + 1'
 defect day_one_zone_off lua/prelude.lua \
     '    if from > seconds then break end
     offset = ahead' \
@@ -50,9 +68,10 @@ defect day_of_utc lua/prelude.lua '(seconds + offset) / 86400' 'seconds / 86400'
 defect day_goes_back lua/claim.lua 'if last_day >= today then' 'if last_day == today then'
 defect window_ends_late lua/claim.lua 'if now >= campaign.ends_at' 'if now > campaign.ends_at'
 defect pause_after_window lua/claim.lua \
-    "  if campaign.admin_state == 'paused' then return PAUSED end" \
-    "  if now < campaign.starts_at then return NOT_STARTED .. struct.pack('>I6', campaign.starts_at) end
-  if campaign.admin_state == 'paused' then return PAUSED end"
+    'if campaign.admin_state == PAUSED_BY_HAND then' \
+    "if now < campaign.starts_at then
+  closed = NOT_STARTED .. struct.pack('>I6', campaign.starts_at)
+elseif campaign.admin_state == PAUSED_BY_HAND then"
 
 # Invariant 9: back once, and to where it was taken.
 defect give_back_forgets_the_day lua/prelude.lua \
@@ -62,21 +81,35 @@ defect returned_twice lua/transition.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
 defect confirmed_hold_stays_due lua/transition.lua 'if claim.status == HELD then append' 'if false then append'
 defect hold_lasts_longer lua/transition.lua 'work.now >= claim.expires_at' 'work.now > claim.expires_at'
-defect refused_while_holds_are_due lua/claim.lua 'if more_due then return AGAIN end' ''
+defect refused_while_holds_are_due lua/claim.lua 'more_due and AGAIN or answer' 'answer'
+# Holds are looked at only once the state's next due time has come: it may be too early, never too late.
+defect first_hold_sets_no_due_time lua/prelude.lua \
+    'campaign.next_due = math.min(campaign.next_due,' 'campaign.next_due = math.max(campaign.next_due,'
+defect holds_left_never_fall_due lua/prelude.lua 'campaign.next_due = first_due()' 'campaign.next_due = NEVER'
+defect loaded_holds_never_fall_due lua/load.lua 'next_due = first_due()' 'next_due = NEVER'
 defect holds_not_loaded core/src/store/redis/loader.rs \
     'claim.status == ClaimStatus::Held)' 'claim.status == ClaimStatus::Revoked)'
 
 # Invariant 8: a Redis that has lost something decides nothing.
 defect floor_not_checked lua/prelude.lua \
-    "if tonumber(events) < tonumber(ARGV[3]) then return nil, 'behind' end" ''
-defect sentinel_not_checked lua/prelude.lua "    return nil, 'sentinel'" ''
+    "if events < tonumber(ARGV[2]) then return nil, 'behind' end" ''
+defect missing_key_not_noticed lua/prelude.lua \
+    "if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5]) < 4 then return nil, 'sentinel' end" ''
+# Of the identity only the epoch: a promoted replica has that, too.
+defect identity_not_compared lua/prelude.lua \
+    'if not state or string.sub(state, 1, #identity) ~= identity then' \
+    'if not state or string.sub(state, 2, 6) ~= string.sub(identity, 2, 6) then' \
+    faults failover_that_forgets_a_user
+# What a suspended campaign still grants is in no outbox that is relayed, and gone with the load.
+defect suspended_campaign_decides lua/suspend.lua \
+    'string.char(SUSPENDED)' 'string.sub(state, at, at)' interleavings every_placement
 defect sequence_given_again core/src/engine/recovery.rs 'campaign.high_water_mark.sequence.max(totals.sequence)' 'totals.sequence'
 
 # Under memory pressure nothing is written.
 defect no_shebang lua/prelude.lua '#!lua
 ' ''
-# The drain, which frees memory, needs none.
-defect drain_needs_memory core/src/store/redis/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'
+# The relay, which frees memory, needs none.
+defect relay_needs_memory core/src/store/redis/scripts.rs 'const READS: &str = "no-writes,allow-oom";' 'const READS: &str = "no-writes";'
 # Neither does an eviction.
 defect eviction_needs_memory core/src/store/redis/scripts.rs \
     'with_flags("allow-oom", include_str!("../../../../lua/suspend.lua"))' \
@@ -92,7 +125,7 @@ defect evicted_suspended_again core/src/store/sql/campaigns.rs \
 defect epoch_raised_by_a_late_loader core/src/store/sql/campaigns.rs \
     'AND epoch = $5 AND token = $6 RETURNING' 'AND epoch = $5 AND $6 >= 0 RETURNING' interleavings regressions
 defect keys_dropped_unguarded lua/drop.lua \
-    "if token == ARGV[1] and state == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
+    "if token == ARGV[1] and phase == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
     "redis.call('UNLINK', unpack(KEYS))" interleavings regressions
 defect eviction_ignores_a_change core/src/store/sql/campaigns.rs \
     'AND token = $7 AND version = $8 RETURNING' 'AND token = $7 AND $8 >= 0 RETURNING' interleavings regressions
