@@ -215,7 +215,7 @@ mod tests {
             (format!(r#"{{"claims":[{good}],"more":1}}"#), "more"),
             ("{}".to_owned(), "body"),
             ("[]".to_owned(), "body"),
-            (r#"{"claims":[{]}"#.to_owned(), "claims"),
+            (r#"{"claims":[{]}"#.to_owned(), "claims[0]"),
         ] {
             let problem = ClaimBatch::parse(body.as_bytes()).unwrap_err();
             assert_eq!(problem.code, Code::InvalidRequest, "{body}");

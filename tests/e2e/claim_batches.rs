@@ -2,6 +2,7 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_process::API_TOKEN;
 use support::signing::Signed;
 use support::{Core, Reply, claim_body};
 
@@ -9,7 +10,7 @@ const PATH: &str = "/internal/v1/claims/batch";
 
 async fn send(core: &Core, claims: &[Value]) -> Reply {
     let body = json!({ "claims": claims });
-    core.client().call(Method::POST, &core.url(PATH), support::API_TOKEN, &body).await
+    core.client().call(Method::POST, &core.url(PATH), API_TOKEN, &body).await
 }
 
 /// Each result's status, and a problem's code.
@@ -84,8 +85,7 @@ async fn batches_of_many_callers_give_out_the_total_and_no_more() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 700})).await;
     let batches = (0..4).map(|batch| {
-        let claims: Vec<_> =
-            (0..256).map(|n| claim_body("demo", &format!("u{batch}-{n}"), "k", 1)).collect();
+        let claims: Vec<_> = (0..256).map(|n| claim_body("demo", &format!("u{batch}-{n}"), "k", 1)).collect();
         let core = &core;
         async move { outcomes(&send(core, &claims).await.expect(200)) }
     });
@@ -104,11 +104,11 @@ async fn a_batch_that_is_none_is_refused_whole() {
     let many: Vec<_> = (0..257).map(|n| claim_body("demo", &format!("u{n}"), "k", 1)).collect();
     send(&core, &many).await.refused(400, "invalid_request");
     for body in [json!({"claims": {}}), json!([]), json!({"claims": [], "more": 1}), json!({})] {
-        let reply = core.client().call(Method::POST, &core.url(PATH), support::API_TOKEN, &body).await;
+        let reply = core.client().call(Method::POST, &core.url(PATH), API_TOKEN, &body).await;
         reply.refused(400, "invalid_request");
     }
     let large = json!({"claims": [claim_body("demo", "a", "k", 1)], "padding": "x".repeat(128 * 1024)});
-    let reply = core.client().call(Method::POST, &core.url(PATH), support::API_TOKEN, &large).await;
+    let reply = core.client().call(Method::POST, &core.url(PATH), API_TOKEN, &large).await;
     reply.refused(413, "payload_too_large");
     // Nothing of all this was tried.
     assert_eq!(core.campaign("demo").await["remaining"], 5);
@@ -129,6 +129,6 @@ async fn a_batch_is_for_back_ends_and_admins() {
     };
     signed.send(&core).await.refused(403, "forbidden");
     signed.send_signed(&core, "AAAA").await.refused(401, "unauthenticated");
-    let admin = core.client().call(Method::POST, &core.url(PATH), support::ADMIN_TOKEN, &body).await;
+    let admin = core.client().call(Method::POST, &core.url(PATH), &core.admin_token(), &body).await;
     assert_eq!(outcomes(&admin.expect(200)), [outcome(201, "")]);
 }

@@ -118,6 +118,8 @@ defect eviction_needs_memory core/src/store/redis/scripts.rs \
 # Two cores: who suspends a campaign makes every older loader late, wherever that stands.
 defect loader_not_fenced lua/load.lua '  if last_token ~= token then return true end
 ' '' faults lock::an_old_token
+defect users_lost_while_loading lua/load.lua \
+    " or redis.call('HGET', KEYS[2], '.') ~= epoch" '' faults lock::an_old_token
 defect older_token_suspends lua/suspend.lua \
     "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
 defect evicted_suspended_again core/src/store/sql/campaigns.rs \

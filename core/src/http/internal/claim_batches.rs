@@ -39,7 +39,7 @@ pub struct ClaimResult {
 enum ClaimResultBody {
     /// The claim stands.
     Reply(ClaimReply),
-    /// It does not, or nobody knows yet.
+    /// It does not, or that is unknown.
     Problem(Problem),
 }
 

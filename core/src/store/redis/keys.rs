@@ -13,7 +13,7 @@ pub const STORE: &str = "cg:store";
 pub struct Keys {
     /// Hash: whose it is, its fencing token and its phase.
     pub campaign: String,
-    /// Hash: user → record.
+    /// Hash: user → record, and `.` → the state: whose it is, its counters and its rules.
     pub users: String,
     /// Hash: claims that no longer fit into their user's record.
     pub claims: String,
