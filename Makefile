@@ -29,7 +29,7 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 bare: ## `make up` in a bare Debian root as a newcomer with sudo; a quarter of an hour; OPTIONS=--setup-only for the set-up alone
 	@exec scripts/bare.sh $(OPTIONS)
 
-bench: ## claimgate beside its baselines, in figures, within 10 minutes; OPTIONS="--only batcher"; see bench/README.md
+bench: ## claimgate beside its baselines, in figures, within 12 minutes; OPTIONS="--only batcher"; see bench/README.md
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@cargo build --release -p claimgate-bench

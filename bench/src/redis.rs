@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use support::{RedisServer, RedisView};
 
 /// How often a question is asked before Redis is said not to answer.
@@ -44,35 +44,6 @@ pub async fn start(fsync: Fsync) -> RedisServer {
 pub async fn cpu_seconds(view: &RedisView) -> anyhow::Result<f64> {
     let info = info(view, "cpu").await?;
     Ok(field(&info, "used_cpu_user")? + field(&info, "used_cpu_sys")?)
-}
-
-/// `EVALSHA` calls so far, as Redis counts them.
-#[derive(Debug, Clone, Copy)]
-pub struct ScriptCalls {
-    calls: u64,
-    us: u64,
-}
-
-impl ScriptCalls {
-    /// Microseconds that Redis took over each of the `expected` calls since `before`; any other number of calls is an
-    /// error.
-    pub fn us_a_call_since(self, before: Self, expected: u64) -> anyhow::Result<f64> {
-        let calls = self.calls - before.calls;
-        ensure!(calls == expected, "Redis was asked for {calls} scripts, not {expected}");
-        Ok((self.us - before.us) as f64 / calls as f64)
-    }
-}
-
-/// The calls of scripts so far.
-pub async fn script_calls(view: &RedisView) -> anyhow::Result<ScriptCalls> {
-    let info = info(view, "commandstats").await?;
-    let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
-    let line = line.context("INFO has no cmdstat_evalsha")?;
-    let number = |name: &str| {
-        let found = line.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-        found.and_then(|number| number.parse().ok()).with_context(|| format!("INFO's {name}: {line}"))
-    };
-    Ok(ScriptCalls { calls: number("calls")?, us: number("usec")? })
 }
 
 /// Bytes that Redis has allocated.
