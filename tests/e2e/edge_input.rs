@@ -8,8 +8,9 @@ use support::edge::{World, payload};
 use support::inspect::key;
 use support::raw::{Raw, status};
 use support::times::now_ms;
+use support::wait::holds;
 use support::watched::Watched;
-use support::{Reply, SqlClaim};
+use support::{Reply, SOON, SqlClaim, eventually};
 
 use super::RUNTIME;
 use super::edge::{open_world, run};
@@ -25,6 +26,12 @@ struct Counters {
 
 async fn counters(world: &World, id: &str) -> Counters {
     let redis = world.core.redis().await;
+    // Until the relay has taken its entry off, too.
+    eventually(SOON, || async {
+        let backlog = redis.counter(id, "backlog").await;
+        holds(backlog == 0, || format!("{backlog} events wait"))
+    })
+    .await;
     Counters {
         taken: redis.counter(id, "taken").await,
         sequence: redis.counter(id, "sequence").await,
