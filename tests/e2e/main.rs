@@ -20,6 +20,7 @@ mod imports;
 mod problems;
 mod runtimes;
 mod sold_out;
+mod threads;
 mod watching;
 
 // The edge's tests, against both of its runtimes.

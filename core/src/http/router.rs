@@ -21,7 +21,8 @@ use super::state::AppState;
 
 /// For the edge and for back ends.
 pub fn internal_router(state: AppState) -> Router {
-    with_limits(Router::from(internal_routes()), state)
+    let permits = Arc::clone(state.permits());
+    with_limits(Router::from(internal_routes()), state, permits)
 }
 
 /// For admins and monitoring, on a private listener.
@@ -29,12 +30,12 @@ pub fn admin_router(state: AppState) -> Router {
     let routes = Router::from(admin_routes())
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));
-    with_limits(routes, state)
+    let permits = Arc::new(Semaphore::new(state.concurrency_max()));
+    with_limits(routes, state, permits)
 }
 
 /// What both listeners share. The health checks stand outside the limit on concurrency: a busy core is alive.
-fn with_limits(routes: Router<AppState>, state: AppState) -> Router {
-    let permits = Arc::new(Semaphore::new(state.concurrency_max()));
+fn with_limits(routes: Router<AppState>, state: AppState, permits: Arc<Semaphore>) -> Router {
     routes
         .layer(from_fn_with_state((state.clone(), permits), limited))
         .route("/livez", get(|| async { "alive\n" }))
