@@ -19,6 +19,7 @@ mod figures;
 mod imports;
 mod problems;
 mod runtimes;
+mod short_way;
 mod sold_out;
 mod threads;
 mod watching;

@@ -9,6 +9,7 @@ pub mod middleware;
 mod openapi;
 pub mod router;
 mod routes;
+pub mod short_way;
 pub mod state;
 pub mod threads;
 

@@ -7,7 +7,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::IntoResponse as _;
 use axum::routing::get;
 use claimgate_shared::{Code, Problem};
 use tokio::sync::Semaphore;
@@ -60,5 +59,5 @@ async fn ready(State(state): State<AppState>) -> ApiResult {
         return Err(ApiError::from(Problem::new(Code::Unavailable, "Redis does not answer")));
     }
     let sql = if health.sql.is_up() { "up" } else { "down" };
-    Ok(json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))?.into_response())
+    json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))
 }

@@ -1,8 +1,9 @@
 //! The threads of the internal listener: a connection stays on one thread, with all that its claims wait for.
 //!
-//! Each thread has a runtime, an engine with queues and a connection to Redis of its own, and a router on it. A claim is
+//! Each thread has a runtime, an engine with queues and a connection to Redis of its own, and the routes on it. A claim is
 //! read, sent to Redis with others of its thread, and answered without waking another thread.
 
+use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,14 +11,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use axum::Router;
-use hyper_util::service::TowerToHyperService;
+use hyper::service::service_fn;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::router::internal_router;
+use super::short_way::InternalRoutes;
 use super::state::AppState;
 use super::{accept, connection, server};
 
@@ -34,7 +34,7 @@ pub struct Threads {
 #[derive(Debug)]
 struct Thread {
     runtime: Handle,
-    router: Router,
+    routes: Arc<InternalRoutes>,
     open: OpenConnections,
     ends: thread::JoinHandle<()>,
 }
@@ -48,8 +48,8 @@ impl Threads {
         let (stop, stopped) = watch::channel(false);
         let start = |number| {
             let (ends, runtime) = spawn(format!("http-{number}"), stopped.clone())?;
-            let router = internal_router(state.for_thread());
-            Ok(Thread { runtime, router, open: OpenConnections::default(), ends })
+            let routes = Arc::new(InternalRoutes::new(state.for_thread()));
+            Ok(Thread { runtime, routes, open: OpenConnections::default(), ends })
         };
         let threads = (0..count.max(1)).map(start).collect::<io::Result<_>>()?;
         Ok(Self { threads, stop })
@@ -63,7 +63,11 @@ impl Threads {
             let Some(thread) = fewest(&self.threads, |thread| thread.open.count()) else { return };
             let Ok(stream) = stream.into_std() else { return };
             let (server, open) = (Arc::clone(&server), thread.open.one_more());
-            let service = TowerToHyperService::new(thread.router.clone());
+            let routes = Arc::clone(&thread.routes);
+            let service = service_fn(move |request| {
+                let routes = Arc::clone(&routes);
+                async move { Ok::<_, Infallible>(routes.answer(request).await) }
+            });
             thread.runtime.spawn(async move {
                 match TcpStream::from_std(stream) {
                     Ok(stream) => connection(server, stream, service, watcher).await,

@@ -32,6 +32,14 @@ const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
     ),
 )]
 pub async fn claim(State(state): State<AppState>, call: ClaimCall) -> ApiResult {
+    decide(&state, call).await
+}
+
+/// The path of [`claim`].
+pub const CLAIM_PATH: &str = "/internal/v1/claims";
+
+/// Decides a claim; the answer's body may be of any kind.
+pub async fn decide<B: From<Vec<u8>>>(state: &AppState, call: ClaimCall) -> ApiResult<B> {
     let ClaimCall { caller, attempt, request } = call;
     caller.may_act_for(&request.user_id)?;
     let decided = state.engine(&caller).claim(&request, attempt);
