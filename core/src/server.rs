@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -18,8 +19,9 @@ use crate::engine::Engine;
 use crate::engine::serving::{Serving, ServingError};
 use crate::http;
 use crate::http::auth::Authenticator;
-use crate::http::listeners::{admin_router, internal_router};
+use crate::http::listeners::admin_router;
 use crate::http::state::AppState;
+use crate::http::threads::Threads;
 use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
@@ -50,11 +52,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
     let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
     let (mut managed, redis_url) = redis(&config)?;
-    let sql = SqlStore::open(&config.database_url)
-        .await
-        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"))?
-        // While SQL is away, those who wait for it leave the other places to claims.
-        .for_callers((config.concurrency_max / 4).max(1));
+    let sql = database(&config).await?;
     let authenticator = Authenticator::new(config.credentials);
     tokio::spawn(keep_credentials(
         authenticator.clone(),
@@ -72,7 +70,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_relaying, relaying) = watch::channel(false);
-    let internal = tokio::spawn(http::serve(listener, internal_router(state.clone()), serving.clone()));
+    let threads = Arc::new(Threads::start(&state, thread::available_parallelism()?.get())?);
+    let internal = tokio::spawn(Arc::clone(&threads).serve(listener, serving.clone()));
     let admin = tokio::spawn(http::serve(admin_listener, admin_router(state.clone()), serving.clone()));
     let mut told = pin!(told_to_stop());
     // Redis may have a long file to load: core already answers that it is alive, and not ready.
@@ -108,7 +107,12 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         }
         stopped = &mut told => outcome = stopped,
     }
-    in_time("the connections to SQL", CLOSE_MAX, sql.close()).await;
+    // A connection to SQL may have been made on any of the threads.
+    in_time("the connections to SQL and their threads", CLOSE_MAX, async {
+        sql.close().await;
+        threads.stop().await;
+    })
+    .await;
     if let Some(managed) = &mut managed {
         managed.stop();
     }
@@ -186,6 +190,14 @@ fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
         anyhow::anyhow!("CLAIMGATE_DATA_DIR: another claimgate is running on {}", config.data_dir.display())
     })?;
     Ok(file)
+}
+
+async fn database(config: &Config) -> anyhow::Result<SqlStore> {
+    let sql = SqlStore::open(&config.database_url)
+        .await
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"))?;
+    // While SQL is away, those who wait for it leave the other places to claims.
+    Ok(sql.for_callers((config.concurrency_max / 4).max(1)))
 }
 
 fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, String)> {

@@ -20,7 +20,9 @@ mod figures;
 mod imports;
 mod problems;
 mod runtimes;
+mod short_way;
 mod sold_out;
+mod threads;
 mod watching;
 
 // The edge's tests, against both of its runtimes.

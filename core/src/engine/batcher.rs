@@ -2,31 +2,27 @@
 //!
 //! Each campaign has a queue. While its calls are in flight the queue fills; when one returns, all claims that wait go
 //! in the next. There is no timer: an idle queue sends at once.
+//!
+//! Each thread of the HTTP server has queues of its own, so that a claim is decided and answered without another thread.
+//! The bounds on a campaign's claims and its sold-out cache are shared by all threads.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use claimgate_shared::{
     Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity, Version,
 };
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::campaign_load::{CampaignLoad, CampaignLoads};
 use super::handle::CampaignHandle;
-use super::sold_out_cache::SoldOutCache;
 use super::sync::{CampaignSync, SyncError};
-use crate::config::BATCH_MAX;
 use crate::domain::claim_record::ClaimRecord;
 use crate::metrics;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::replies::{Decided, Verdict};
-
-/// Claims of one campaign in flight at once: while Redis works on one full batch the next is already sent. Another
-/// campaign's claim waits behind these two batches, and no more.
-const IN_FLIGHT_MAX: usize = 2 * BATCH_MAX;
-/// The most claims that may wait for one campaign; further ones are refused untried.
-const PENDING_MAX: usize = 8192;
 
 /// The decision on a claim, and the rules by which it was made.
 #[derive(Debug)]
@@ -53,19 +49,32 @@ pub enum BatcherError {
     Stopped,
 }
 
-/// Decides claims in batches, with one queue per campaign.
+/// Decides claims in batches, with one queue per campaign; [`Self::for_thread`] has queues of its own.
 #[derive(Debug)]
 pub struct ClaimBatcher {
     sync: Arc<CampaignSync>,
     batch_max: usize,
-    queues: RwLock<HashMap<CampaignId, Arc<CampaignQueue>>>,
+    queues: Arc<Queues>,
+    shared: Arc<Shared>,
+}
+
+/// The queues of one thread.
+type Queues = RwLock<HashMap<CampaignId, Arc<CampaignQueue>>>;
+
+/// What the batchers of all threads share.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The queues of each thread.
+    threads: Mutex<Vec<Weak<Queues>>>,
+    /// What each campaign's queues share.
+    loads: CampaignLoads,
 }
 
 /// One campaign's queue of claims for Redis.
 #[derive(Debug)]
 struct CampaignQueue {
-    pending: mpsc::Sender<PendingClaim>,
-    sold_out: Arc<SoldOutCache>,
+    pending: mpsc::UnboundedSender<PendingClaim>,
+    load: Arc<CampaignLoad>,
     /// Whether the queue was used since [`ClaimBatcher::drop_idle_queues`] was last called.
     used: AtomicBool,
 }
@@ -79,10 +88,32 @@ struct PendingClaim {
     answer: oneshot::Sender<Result<Decision, BatcherError>>,
 }
 
+impl Shared {
+    /// The queues of all threads that there still are.
+    fn threads(&self) -> Vec<Arc<Queues>> {
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|queues| queues.strong_count() > 0);
+        threads.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
 impl ClaimBatcher {
-    /// A batcher that calls `sync` with at most `batch_max` claims at a time, 1 to [`BATCH_MAX`].
+    /// A batcher that calls `sync` with at most `batch_max` claims at a time, 1 to 256.
     pub fn new(sync: Arc<CampaignSync>, batch_max: usize) -> Self {
-        Self { sync, batch_max, queues: RwLock::default() }
+        Self::with_queues(sync, batch_max, Arc::default())
+    }
+
+    /// A batcher with queues of its own, which call `sync`. What bounds a campaign's claims bounds those of all threads
+    /// together, and its sold-out cache is the same.
+    #[must_use]
+    pub fn for_thread(&self, sync: Arc<CampaignSync>) -> Self {
+        Self::with_queues(sync, self.batch_max, Arc::clone(&self.shared))
+    }
+
+    fn with_queues(sync: Arc<CampaignSync>, batch_max: usize, shared: Arc<Shared>) -> Self {
+        let queues = Arc::default();
+        shared.threads.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&queues));
+        Self { sync, batch_max, queues, shared }
     }
 
     /// Decides `request` on the campaign of `handle`. An enqueued claim is decided even when the caller drops the future.
@@ -90,7 +121,7 @@ impl ClaimBatcher {
     /// filled.
     ///
     /// # Errors
-    /// [`BatcherError::Overloaded`] when [`PENDING_MAX`] claims wait or the outbox is full: nothing was changed.
+    /// [`BatcherError::Overloaded`] when 8,192 claims of the campaign wait or the outbox is full: nothing was changed.
     /// [`BatcherError::Sync`] when Redis gave no decision; whether the claim was decided may be unknown.
     pub async fn claim(
         &self,
@@ -101,7 +132,7 @@ impl ClaimBatcher {
         let queue = self.queue(handle, &request.campaign_id);
         let enqueued_at = Instant::now();
         if attempt == Attempt::First
-            && let Some(version) = queue.sold_out.cached_denial(&request.user_id, request.quantity)
+            && let Some(version) = queue.load.sold_out.cached_denial(&request.user_id, request.quantity)
         {
             let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
             let decision = Decision { outcome, remaining: Some(0), version };
@@ -109,30 +140,41 @@ impl ClaimBatcher {
             metrics::sold_out_from_cache();
             return Ok(decision);
         }
+        if !queue.load.enter() {
+            return Err(BatcherError::Overloaded);
+        }
         let (answer, decision) = oneshot::channel();
         let pending =
             PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
-        queue.pending.try_send(pending).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => BatcherError::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => BatcherError::Stopped,
-        })?;
+        if queue.pending.send(pending).is_err() {
+            queue.load.leave(1);
+            return Err(BatcherError::Stopped);
+        }
         decision.await.map_err(|_| BatcherError::Stopped)?
     }
 
-    /// Invalidates what is cached of `campaign`. To be called after this core has given units back or changed the rules.
+    /// Invalidates what is cached of `campaign`, for all threads. To be called after this core has given units back or
+    /// changed the rules.
     pub fn invalidate(&self, campaign: &CampaignId) {
-        if let Some(queue) = self.queues.read().unwrap_or_else(PoisonError::into_inner).get(campaign) {
-            queue.sold_out.invalidate();
+        if let Some(load) = self.shared.loads.get(campaign) {
+            load.sold_out.invalidate();
         }
     }
 
-    /// Drops the queues that no claim has used since the last call, with their sold-out caches. Returns their number.
+    /// Drops the queues of all threads that no claim has used since the last call, and the sold-out cache with a campaign's
+    /// last queue. Returns the number of queues dropped.
     pub fn drop_idle_queues(&self) -> usize {
-        let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
-        let before = queues.len();
-        // A claim that is being enqueued holds its queue: it was handed out under the lock that is held here.
-        queues.retain(|_, queue| queue.used.swap(false, Ordering::Relaxed) || Arc::strong_count(queue) > 1);
-        before - queues.len()
+        let mut dropped = 0;
+        for thread in self.shared.threads() {
+            let mut queues = thread.write().unwrap_or_else(PoisonError::into_inner);
+            let before = queues.len();
+            // A claim that is being enqueued holds its queue: it was handed out under the lock that is held here.
+            queues
+                .retain(|_, queue| queue.used.swap(false, Ordering::Relaxed) || Arc::strong_count(queue) > 1);
+            dropped += before - queues.len();
+        }
+        self.shared.loads.drop_unused();
+        dropped
     }
 
     fn queue(&self, handle: &Arc<CampaignHandle>, id: &CampaignId) -> Arc<CampaignQueue> {
@@ -142,15 +184,12 @@ impl ClaimBatcher {
         }
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
         let queue = queues.entry(id.clone()).or_insert_with(|| {
-            let (pending, receiver) = mpsc::channel(PENDING_MAX);
-            let sold_out = Arc::default();
-            let worker = Worker {
-                sync: Arc::clone(&self.sync),
-                handle: Arc::clone(handle),
-                sold_out: Arc::clone(&sold_out),
-            };
+            let (pending, receiver) = mpsc::unbounded_channel();
+            let load = self.shared.loads.get_or_make(id, self.batch_max);
+            let worker =
+                Worker { sync: Arc::clone(&self.sync), handle: Arc::clone(handle), load: Arc::clone(&load) };
             tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
-            Arc::new(CampaignQueue { pending, sold_out, used: AtomicBool::new(true) })
+            Arc::new(CampaignQueue { pending, load, used: AtomicBool::new(true) })
         });
         Arc::clone(queue)
     }
@@ -161,25 +200,25 @@ impl ClaimBatcher {
 struct Worker {
     sync: Arc<CampaignSync>,
     handle: Arc<CampaignHandle>,
-    sold_out: Arc<SoldOutCache>,
+    load: Arc<CampaignLoad>,
 }
 
 impl Worker {
-    async fn run(self: Arc<Self>, batch_max: usize, mut queue: mpsc::Receiver<PendingClaim>) {
-        let calls_max = IN_FLIGHT_MAX / batch_max;
-        let calls = Arc::new(Semaphore::new(calls_max));
-        let others = u32::try_from(calls_max - 1).unwrap_or(u32::MAX);
-        // The permit comes first: claims that arrive while all calls are in flight go together in the next one.
-        while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
-            // Beside a call in flight a further one pays only when it is full: much of Redis' work for a call is
-            // the same for one claim and for many. Batches of one are always full.
-            if batch_max > 1 && queue.len() < batch_max {
-                let _ = calls.acquire_many(others).await;
+    async fn run(self: Arc<Self>, batch_max: usize, mut queue: mpsc::UnboundedReceiver<PendingClaim>) {
+        let mut batch = Vec::new();
+        while queue.recv_many(&mut batch, 1).await > 0 {
+            // The permit comes before the rest: claims that arrive while all calls are in flight go together in the next
+            // one. Beside a call in flight, of whichever thread, a further one pays only when it is full: much of Redis'
+            // work for a call is the same for one claim and for many. Batches of one are always full.
+            let partial = queue.len() + 1 < batch_max;
+            let Some(permit) = self.load.begin_call(partial).await else { return };
+            while batch.len() < batch_max
+                && let Ok(claim) = queue.try_recv()
+            {
+                batch.push(claim);
             }
-            let mut batch = Vec::new();
-            if queue.recv_many(&mut batch, batch_max).await == 0 {
-                return;
-            }
+            self.load.leave(batch.len());
+            let batch = std::mem::take(&mut batch);
             let worker = Arc::clone(&self);
             tokio::spawn(async move {
                 worker.decide(batch).await;
@@ -199,7 +238,7 @@ impl Worker {
                 Ok(decided) => {
                     let sold_out_denials = decided.sold_out_denials();
                     if sold_out_denials > 0 {
-                        self.sold_out.record_sold_out(sold_out_denials, &self.sync, &self.handle);
+                        self.load.sold_out.record_sold_out(sold_out_denials, &self.sync, &self.handle);
                     }
                     batch = answer(batch, &decided);
                 }
@@ -288,8 +327,10 @@ fn reason_of(error: &SyncError) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
-    use crate::config::sqlite_url;
+    use crate::config::{BATCH_MAX, sqlite_url};
     use crate::domain::campaign_change::NewCampaign;
     use crate::engine::registry::CampaignRegistry;
     use crate::store::redis::RedisStore;
@@ -326,5 +367,37 @@ mod tests {
         assert_eq!(batcher.drop_idle_queues(), 1);
         let again = batcher.queue(&idle, &idle.campaign().id);
         assert!(!again.pending.is_closed(), "a new worker takes what comes");
+    }
+
+    #[tokio::test]
+    async fn the_queues_of_two_threads_share_a_campaigns_bounds_and_go_together() {
+        let (directory, campaigns) = (tempfile::tempdir().unwrap(), CampaignRegistry::default());
+        let first = batcher(&directory).await;
+        let second = first.for_thread(Arc::clone(&first.sync));
+        let handle = handle(&campaigns, "hot");
+        let id = &handle.campaign().id;
+        let (queue, of_second) = (first.queue(&handle, id), second.queue(&handle, id));
+        assert!(!Arc::ptr_eq(&queue, &of_second), "each has its own");
+        assert!(Arc::ptr_eq(&queue.load.sold_out, &of_second.load.sold_out), "one cache for both");
+        while queue.load.enter() {}
+        let request = br#"{"campaign_id":"hot","user_id":"u","idempotency_key":"a-key","quantity":1}"#;
+        let request = ClaimRequest::parse(request).unwrap();
+        let claim = || second.claim(&handle, &request, Attempt::Unknown);
+        assert!(matches!(claim().await, Err(BatcherError::Overloaded)), "too many wait at the other thread");
+        queue.load.leave(queue.load.pending());
+        // A call of the first thread is in flight: a second one waits until it has returned.
+        let call = queue.load.begin_call(true).await.unwrap();
+        let mut waiting = std::pin::pin!(claim());
+        for _ in 0..100 {
+            assert!(waiting.as_mut().now_or_never().is_none());
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(queue.load.pending(), 1);
+        drop(call);
+        assert!(matches!(waiting.await, Err(BatcherError::Sync(_))), "Redis does not run");
+        assert_eq!(queue.load.pending(), 0);
+        drop((queue, of_second));
+        assert_eq!(first.drop_idle_queues(), 0, "each was used");
+        assert_eq!(first.drop_idle_queues(), 2);
     }
 }

@@ -26,7 +26,7 @@ pub struct Engine {
     /// Collects concurrent claims into one script call.
     pub batcher: ClaimBatcher,
     /// Whether both stores answer.
-    pub health: Health,
+    pub health: Arc<Health>,
 }
 
 /// How an engine is put together: the one wiring, for `serve`, benchmarks, the lab and tests.
@@ -47,6 +47,21 @@ impl Engine {
             outbox_max: OUTBOX_MAX_DEFAULT,
             archive_after: ARCHIVE_AFTER_DEFAULT,
             batch_max: BATCH_MAX,
+        }
+    }
+
+    /// The same engine for one thread, with a connection to Redis and queues of claims of its own: what the thread's tasks
+    /// wait for then happens on the same thread.
+    #[must_use]
+    pub fn for_thread(&self) -> Self {
+        let redis = Arc::new(self.sync.redis.for_thread());
+        let sync = Arc::new(CampaignSync { redis, sql: self.sync.sql.clone() });
+        Self {
+            registry: Arc::clone(&self.registry),
+            batcher: self.batcher.for_thread(Arc::clone(&sync)),
+            recovery: Arc::clone(&self.recovery),
+            sync,
+            health: Arc::clone(&self.health),
         }
     }
 }
@@ -85,7 +100,7 @@ impl Builder {
             batcher: ClaimBatcher::new(Arc::clone(&sync), self.batch_max),
             recovery,
             sync,
-            health: Health::default(),
+            health: Arc::default(),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod batcher;
 mod builder;
+mod campaign_load;
 mod campaigns;
 mod claims;
 mod error;

@@ -11,7 +11,7 @@ use crate::engine::sync::SyncError;
 use crate::store::redis::RedisStoreError;
 use crate::store::sql::SqlError;
 
-/// A handler's error; [`super::middleware::finish`] writes it out.
+/// A handler's error; [`super::middleware::Exchange::end`] writes it out.
 #[derive(Debug)]
 pub struct ApiError(Problem);
 
@@ -27,16 +27,23 @@ impl From<ApiError> for Problem {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let mut response = Response::new(Body::empty());
+impl ApiError {
+    /// The answer, in a body of any kind, before it is written out.
+    pub fn answer<B: Default>(self) -> Response<B> {
+        let mut response = Response::new(B::default());
         response.extensions_mut().insert(self.0);
         response
     }
 }
 
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.answer()
+    }
+}
+
 /// What a handler answers.
-pub type ApiResult = Result<Response, ApiError>;
+pub type ApiResult<B = Body> = Result<Response<B>, ApiError>;
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {

@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
-use axum::body::Bytes;
+use axum::BoxError;
+use axum::body::{Bytes, HttpBody as Body};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
 use axum::http::{HeaderValue, StatusCode, Uri, request};
-use axum::response::IntoResponse as _;
+use axum::response::Response;
 use claimgate_shared::claim_request::ClaimBatch;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, http};
@@ -114,6 +115,13 @@ pub struct ClaimCall {
 impl FromRequest<AppState> for ClaimCall {
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        Self::read(request, state).await
+    }
+}
+
+impl ClaimCall {
+    /// Reads a request whose body may be of any kind.
+    pub async fn read<B: RequestBody>(request: Request<B>, state: &AppState) -> Result<Self, ApiError> {
         let (parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
         let request = ClaimRequest::parse(&body)?;
         let signed = signed_claim(&parts, &body, &request);
@@ -202,17 +210,28 @@ fn signed_claim<'a>(parts: &'a request::Parts, body: &'a [u8], request: &'a Clai
     }
 }
 
-/// `value` as JSON.
-pub fn json(status: StatusCode, value: &impl Serialize) -> ApiResult {
+/// `value` as JSON, in a body of any kind.
+pub fn json<B: From<Vec<u8>>>(status: StatusCode, value: &impl Serialize) -> ApiResult<B> {
     let body = serde_json::to_vec(value).map_err(|error| {
         tracing::error!(%error, "cannot write an answer");
         Problem::new(Code::Unavailable, "the answer could not be written")
     })?;
-    Ok((status, [(CONTENT_TYPE, HeaderValue::from_static(http::JSON))], body).into_response())
+    let mut response = Response::new(B::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(http::JSON));
+    Ok(response)
 }
 
+/// A request's body, as it comes in.
+pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxError>> {}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> RequestBody for B {}
+
 /// A request read whole: its head, and its JSON body of at most `bytes_max` bytes.
-async fn read_json(request: Request, bytes_max: usize) -> Result<(request::Parts, Bytes), Problem> {
+async fn read_json<B: RequestBody>(
+    request: Request<B>,
+    bytes_max: usize,
+) -> Result<(request::Parts, Bytes), Problem> {
     let (parts, body) = request.into_parts();
     if !http::is_json(parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())) {
         return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));

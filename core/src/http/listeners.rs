@@ -7,7 +7,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::IntoResponse as _;
 use axum::routing::get;
 use claimgate_shared::{Code, Problem};
 use tokio::sync::Semaphore;
@@ -21,7 +20,8 @@ use super::state::AppState;
 
 /// For the edge and for back ends.
 pub fn internal_router(state: AppState) -> Router {
-    with_limits(Router::from(internal_routes()), state)
+    let permits = Arc::clone(state.permits());
+    with_limits(Router::from(internal_routes()), state, permits)
 }
 
 /// For admins and monitoring, on a private listener.
@@ -29,12 +29,12 @@ pub fn admin_router(state: AppState) -> Router {
     let routes = Router::from(admin_routes())
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));
-    with_limits(routes, state)
+    let permits = Arc::new(Semaphore::new(state.concurrency_max()));
+    with_limits(routes, state, permits)
 }
 
 /// What both listeners share. The health checks stand outside the limit on concurrency: a busy core is alive.
-fn with_limits(routes: Router<AppState>, state: AppState) -> Router {
-    let permits = Arc::new(Semaphore::new(state.concurrency_max()));
+fn with_limits(routes: Router<AppState>, state: AppState, permits: Arc<Semaphore>) -> Router {
     routes
         .layer(from_fn_with_state((state.clone(), permits), limited))
         .route("/livez", get(|| async { "alive\n" }))
@@ -59,5 +59,5 @@ async fn ready(State(state): State<AppState>) -> ApiResult {
         return Err(ApiError::from(Problem::new(Code::Unavailable, "Redis does not answer")));
     }
     let sql = if health.sql.is_up() { "up" } else { "down" };
-    Ok(json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))?.into_response())
+    json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))
 }

@@ -4,19 +4,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem, UserId, http};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::{ApiError, ApiResult};
 use super::state::AppState;
@@ -27,38 +26,60 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Carries the request's id, in and out.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static(http::REQUEST_ID_HEADER);
 
-/// Gives the request its id, and writes out its answer: a problem's body, the headers that every answer carries.
+/// Gives the request its id, and writes out its answer.
 pub async fn finish(mut request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let id = request_id(&request);
-    request.headers_mut().insert(REQUEST_ID, id.clone());
-    let line = tracing::enabled!(tracing::Level::DEBUG)
-        .then(|| (request.method().clone(), request.uri().path().to_owned()));
+    let exchange = Exchange::begin(&request);
+    // For handlers that name it themselves.
+    request.headers_mut().insert(REQUEST_ID, exchange.id.clone());
     let mut response = next.run(request).await;
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         let allow = response.headers().clone();
         response = ApiError::from(Problem::new(Code::MethodNotAllowed, "see Allow")).into_response();
         *response.headers_mut() = allow;
     }
-    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
-    }
-    if let Some((method, path)) = line {
-        let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
-        tracing::debug!(request = ?id, %method, path, status, ms, "answered");
-    }
-    let headers = response.headers_mut();
-    headers.insert(REQUEST_ID, id);
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
-    response
+    exchange.end(response)
 }
 
-fn write_problem(response: &mut Response, problem: &Problem) {
+/// A request that is being answered.
+#[derive(Debug)]
+pub struct Exchange {
+    started: Instant,
+    id: HeaderValue,
+    /// Method and path, for the log.
+    line: Option<(Method, String)>,
+}
+
+impl Exchange {
+    /// Gives the request its id.
+    pub fn begin<B>(request: &Request<B>) -> Self {
+        let line = tracing::enabled!(tracing::Level::DEBUG)
+            .then(|| (request.method().clone(), request.uri().path().to_owned()));
+        Self { started: Instant::now(), id: request_id(request.headers()), line }
+    }
+
+    /// Writes out the request's answer: a problem's body, the headers that every answer carries.
+    pub fn end<B: From<Vec<u8>>>(self, mut response: Response<B>) -> Response<B> {
+        let Self { started, id, line } = self;
+        if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+            write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
+        }
+        if let Some((method, path)) = line {
+            let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
+            tracing::debug!(request = ?id, %method, path, status, ms, "answered");
+        }
+        let headers = response.headers_mut();
+        headers.insert(REQUEST_ID, id);
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+        response
+    }
+}
+
+fn write_problem<B: From<Vec<u8>>>(response: &mut Response<B>, problem: &Problem) {
     let body = serde_json::to_vec(problem).unwrap_or_default();
     *response.status_mut() =
         StatusCode::from_u16(problem.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    *response.body_mut() = Body::from(body);
+    *response.body_mut() = B::from(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
     if let Some(seconds) = problem.retry_after_s {
@@ -70,8 +91,8 @@ fn write_problem(response: &mut Response, problem: &Problem) {
 }
 
 /// The edge's id for this request, or one of our own.
-fn request_id(request: &Request) -> HeaderValue {
-    let given = request.headers().get(REQUEST_ID);
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    let given = headers.get(REQUEST_ID);
     let good = given.filter(|value| value.to_str().is_ok_and(|text| text.parse::<UserId>().is_ok()));
     good.cloned().unwrap_or_else(own_id)
 }
@@ -91,20 +112,24 @@ fn own_id() -> HeaderValue {
     HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
 }
 
-/// Lets in as many requests at once as core takes, none before it may serve; of the others, nothing is tried.
+/// Answers the requests that [`admit`] lets in.
 pub async fn limited(
     State((state, permits)): State<(AppState, Arc<Semaphore>)>,
     request: Request,
     next: Next,
 ) -> Response {
-    if !state.is_serving() {
-        return ApiError::from(Problem::new(Code::Unavailable, "core is starting; nothing was tried"))
-            .into_response();
-    }
-    match permits.try_acquire() {
+    match admit(&state, &permits) {
         Ok(_permit) => next.run(request).await,
-        Err(_) => ApiError::from(Problem::new(Code::Overloaded, "too many requests at once")).into_response(),
+        Err(error) => error.into_response(),
     }
+}
+
+/// Lets in as many requests at once as core takes, none before it may serve; of the others, nothing is tried.
+pub fn admit<'a>(state: &AppState, permits: &'a Semaphore) -> Result<SemaphorePermit<'a>, ApiError> {
+    if !state.is_serving() {
+        return Err(Problem::new(Code::Unavailable, "core is starting; nothing was tried").into());
+    }
+    permits.try_acquire().map_err(|_| Problem::new(Code::Overloaded, "too many requests at once").into())
 }
 
 /// Answers in time: [`ANSWER_TIMEOUT`] from the request's head on. For calls without a body.

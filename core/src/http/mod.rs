@@ -9,16 +9,21 @@ pub mod listeners;
 mod middleware;
 mod openapi;
 mod routes;
+pub mod short_way;
 pub mod state;
+pub mod threads;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{BoxError, Router};
+use hyper::body::{Body, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::HttpService;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// How long a request's head may take to come in.
@@ -31,41 +36,67 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// After the kernel has no descriptor left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until `stop` turns true, then lets requests in progress finish, for [`SHUTDOWN_GRACE`] at most.
-pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
-    let server = Arc::new({
-        let mut server = hyper::server::conn::http1::Builder::new();
-        server
-            // A client that has closed its side after sending still has its claim decided.
-            .half_close(true)
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEADER_READ_TIMEOUT)
-            .max_buf_size(HEAD_BYTES_MAX)
-            .max_headers(HEADERS_MAX);
-        server
-    });
+/// Serves on the runtime of the caller until `stop` turns true, then lets requests in progress finish, for
+/// [`SHUTDOWN_GRACE`] at most.
+pub async fn serve(listener: TcpListener, router: Router, stop: watch::Receiver<bool>) {
+    let server = server();
+    accept(listener, stop, |stream, watcher| {
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(connection(Arc::clone(&server), stream, service, watcher));
+    })
+    .await;
+}
+
+/// Hands each new connection to `serve` until `stop` turns true, then waits until all have ended, for
+/// [`SHUTDOWN_GRACE`] at most.
+async fn accept(
+    listener: TcpListener,
+    mut stop: watch::Receiver<bool>,
+    mut serve: impl FnMut(TcpStream, Watcher),
+) {
     let graceful = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stop.wait_for(|stop| *stop) => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        match accepted {
+            Ok((stream, _)) => {
+                let _ = stream.set_nodelay(true);
+                serve(stream, graceful.watcher());
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
             }
-        };
-        let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(server.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection ended early");
-            }
-        });
+        }
     }
     let _ = tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await;
+}
+
+/// What holds every connection to its limits.
+fn server() -> Arc<http1::Builder> {
+    let mut server = http1::Builder::new();
+    server
+        // A client that has closed its side after sending still has its claim decided.
+        .half_close(true)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_READ_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX);
+    Arc::new(server)
+}
+
+/// Serves one connection to its end.
+async fn connection<S>(server: Arc<http1::Builder>, stream: TcpStream, service: S, watcher: Watcher)
+where
+    S: HttpService<Incoming>,
+    S::Error: Into<BoxError>,
+    S::ResBody: 'static,
+    <S::ResBody as Body>::Error: Into<BoxError>,
+{
+    let connection = server.serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "connection ended early");
+    }
 }

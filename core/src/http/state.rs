@@ -4,22 +4,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::Semaphore;
 
 use super::auth::Authenticator;
 use crate::credentials::Caller;
 use crate::engine::Engine;
 use crate::engine::health::Health;
 
-/// Shared by all handlers; cheap to clone.
+/// Shared by all handlers of a thread; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct AppState(Arc<Parts>);
 
 #[derive(Debug)]
 struct Parts {
     engine: Arc<Engine>,
+    shared: Arc<Shared>,
+}
+
+/// What all threads share.
+#[derive(Debug)]
+struct Shared {
     authenticator: Authenticator,
     metrics: PrometheusHandle,
     concurrency_max: usize,
+    /// A permit for each request that the internal listener may have in progress.
+    permits: Arc<Semaphore>,
     serving: AtomicBool,
 }
 
@@ -32,8 +41,16 @@ impl AppState {
         metrics: PrometheusHandle,
         concurrency_max: usize,
     ) -> Self {
-        let serving = AtomicBool::new(false);
-        Self(Arc::new(Parts { engine, authenticator, metrics, concurrency_max, serving }))
+        let (permits, serving) = (Arc::new(Semaphore::new(concurrency_max)), AtomicBool::new(false));
+        let shared = Arc::new(Shared { authenticator, metrics, concurrency_max, permits, serving });
+        Self(Arc::new(Parts { engine, shared }))
+    }
+
+    /// The state of another thread: the engine for that thread, all else the same.
+    #[must_use]
+    pub fn for_thread(&self) -> Self {
+        let engine = Arc::new(self.0.engine.for_thread());
+        Self(Arc::new(Parts { engine, shared: Arc::clone(&self.0.shared) }))
     }
 
     /// The engine, for an authenticated caller: without one, no handler reaches it.
@@ -46,24 +63,29 @@ impl AppState {
     }
 
     pub(super) fn authenticator(&self) -> &Authenticator {
-        &self.0.authenticator
+        &self.0.shared.authenticator
     }
 
     pub(super) fn metrics(&self) -> &PrometheusHandle {
-        &self.0.metrics
+        &self.0.shared.metrics
     }
 
     pub(super) fn concurrency_max(&self) -> usize {
-        self.0.concurrency_max
+        self.0.shared.concurrency_max
+    }
+
+    /// The permits for the internal listener's requests, on whichever thread.
+    pub(super) fn permits(&self) -> &Arc<Semaphore> {
+        &self.0.shared.permits
     }
 
     /// Lets requests in, or no more of them: only a core that may serve its database with its Redis takes any.
     pub fn set_serving(&self, serving: bool) {
-        self.0.serving.store(serving, Ordering::Release);
+        self.0.shared.serving.store(serving, Ordering::Release);
     }
 
     /// Whether requests are let in.
     pub fn is_serving(&self) -> bool {
-        self.0.serving.load(Ordering::Acquire)
+        self.0.shared.serving.load(Ordering::Acquire)
     }
 }

@@ -33,9 +33,17 @@ const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
     ),
 )]
 pub async fn claim(State(state): State<AppState>, call: ClaimCall) -> ApiResult {
+    answer(&state, call).await
+}
+
+/// The path of [`claim`].
+pub const CLAIM_PATH: &str = "/internal/v1/claims";
+
+/// Decides a claim; the answer's body may be of any kind.
+pub async fn answer<B: From<Vec<u8>>>(state: &AppState, call: ClaimCall) -> ApiResult<B> {
     let ClaimCall { caller, attempt, request } = call;
     caller.may_act_for(&request.user_id)?;
-    let (status, reply) = decide(&state, &caller, &request, attempt).await?;
+    let (status, reply) = decide(state, &caller, &request, attempt).await?;
     let mut response = json(status, &reply)?;
     if status == StatusCode::OK {
         response.headers_mut().insert(REPLAYED, HeaderValue::from_static(http::REPLAYED));

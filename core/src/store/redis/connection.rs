@@ -1,6 +1,10 @@
-//! The connection to Redis: made when needed, dropped when it breaks, counted.
+//! Connections to Redis: made when needed, dropped when they break, counted by generations.
+//!
+//! Each thread that decides claims has one of its own. Those that are proven to lead to the same run of the same server
+//! are of one generation, which ends for all of them when one breaks.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -32,30 +36,95 @@ impl Session {
     }
 }
 
+/// The connection of one thread.
 #[derive(Debug)]
 pub(super) struct Connection {
+    server: Arc<Server>,
+    /// The last session, which counts as long as its generation is current.
+    session: RwLock<Option<Session>>,
+}
+
+/// What all connections share.
+#[derive(Debug)]
+struct Server {
     client: Client,
+    /// The current generation; 0 while there is none.
+    current: AtomicU64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    session: Option<Session>,
+    /// The last generation.
+    generation: Generation,
+    /// What the connections of the current generation lead to.
+    target: Option<Target>,
     /// When the last attempt to connect failed, and its error.
     failed: Option<(Instant, RedisError)>,
-    generation: Generation,
+}
+
+/// What the connections of a generation lead to.
+#[derive(Debug)]
+enum Target {
+    /// This run of a server; a further connection to it is of the same generation.
+    Run(Run),
+    /// A server that does not tell its run. Whether a further connection leads to the same one is unknown, so all share
+    /// this one.
+    Unknown(Session),
+}
+
+/// One run of a server, from its start to its end or promotion, by its own ids.
+#[derive(Debug, PartialEq, Eq)]
+struct Run {
+    run_id: String,
+    replication_id: Arc<str>,
+}
+
+impl Server {
+    /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
+    fn begin_or_join(
+        &self,
+        state: &mut State,
+        connection: MultiplexedConnection,
+        replication_id: Arc<str>,
+        run: Option<Run>,
+    ) -> Session {
+        let joins =
+            matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
+        if !joins {
+            state.generation = state.generation.next();
+        }
+        let session = Session { connection, generation: state.generation, replication_id };
+        if !joins {
+            state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
+            self.current.store(state.generation.get(), Ordering::Release);
+        }
+        session
+    }
 }
 
 impl Connection {
     pub(super) fn new(client: Client) -> Self {
-        Self { client, state: Mutex::default() }
+        let server = Server { client, current: AtomicU64::new(0), state: Mutex::default() };
+        Self { server: Arc::new(server), session: RwLock::default() }
     }
 
-    /// The current connection, or a new one.
+    /// A further connection to the same server.
+    pub(super) fn another(&self) -> Self {
+        Self { server: Arc::clone(&self.server), session: RwLock::default() }
+    }
+
+    /// The current session, or a new one. Callers of all connections wait for the attempt in progress.
     pub(super) async fn session(&self) -> Result<Session, RedisError> {
-        let mut state = self.state.lock().await;
-        if let Some(session) = &state.session {
-            return Ok(session.clone());
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let mut state = self.server.state.lock().await;
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        if let Some(Target::Unknown(session)) = &state.target {
+            return Ok(self.keep(session));
         }
         if let Some((at, error)) = &state.failed
             && at.elapsed() < CONNECT_PAUSE
@@ -63,12 +132,9 @@ impl Connection {
             return Err(error.clone());
         }
         match self.connect_to_primary().await {
-            Ok((connection, replication_id)) => {
-                state.generation = state.generation.next();
+            Ok((connection, replication_id, run)) => {
                 state.failed = None;
-                let session = Session { connection, generation: state.generation, replication_id };
-                state.session = Some(session.clone());
-                Ok(session)
+                Ok(self.keep(&self.server.begin_or_join(&mut state, connection, replication_id, run)))
             }
             Err(error) => {
                 state.failed = Some((Instant::now(), error.clone()));
@@ -77,11 +143,23 @@ impl Connection {
         }
     }
 
-    /// A connection to a primary, and the primary's replication id.
-    async fn connect_to_primary(&self) -> Result<(MultiplexedConnection, Arc<str>), RedisError> {
+    /// The session, if it is of the current generation.
+    fn current(&self) -> Option<Session> {
+        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.server.current.load(Ordering::Acquire);
+        session.as_ref().filter(|session| session.generation.get() == generation).cloned()
+    }
+
+    fn keep(&self, session: &Session) -> Session {
+        *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
+        session.clone()
+    }
+
+    /// A connection to a primary, the primary's replication id, and its run, where it tells.
+    async fn connect_to_primary(&self) -> Result<(MultiplexedConnection, Arc<str>, Option<Run>), RedisError> {
         let mut connection = self.connect(RESPONSE_TIMEOUT).await?;
         let info: Result<String, _> =
-            redis::cmd("INFO").arg("replication").query_async(&mut connection).await;
+            redis::cmd("INFO").arg("server").arg("replication").query_async(&mut connection).await;
         let info = match info {
             // INFO is not allowed: a failover cannot be noticed then, which the start has warned of.
             Err(error) if error.code() == Some("NOPERM") => String::new(),
@@ -91,7 +169,12 @@ impl Connection {
         if field("role:") == "slave" {
             return Err((ErrorKind::Io, "this server is a replica").into());
         }
-        Ok((connection, field("master_replid2:").into()))
+        let replication_id: Arc<str> = field("master_replid2:").into();
+        let run = match field("run_id:") {
+            "" => None,
+            run_id => Some(Run { run_id: run_id.to_owned(), replication_id: Arc::clone(&replication_id) }),
+        };
+        Ok((connection, replication_id, run))
     }
 
     /// A separate connection, for calls that wait.
@@ -102,19 +185,20 @@ impl Connection {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(Some(response_timeout));
-        self.client.get_multiplexed_async_connection_with_config(&config).await
+        self.server.client.get_multiplexed_async_connection_with_config(&config).await
     }
 
-    /// Drops the connection of `generation`, if `error` shows that it is broken or leads to a server that is no primary
-    /// any more.
+    /// Ends `generation`, if `error` shows that a connection of it is broken or leads to a server that is no primary any
+    /// more. All connections are then made again.
     pub(super) async fn note(&self, error: &RedisError, generation: Generation) {
         let of_redis = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {
             return;
         }
-        let mut state = self.state.lock().await;
+        let mut state = self.server.state.lock().await;
         if state.generation == generation {
-            state.session = None;
+            self.server.current.store(0, Ordering::Release);
+            state.target = None;
         }
     }
 }

@@ -123,7 +123,7 @@ pub struct KeysOwner {
     pub suspended: bool,
 }
 
-/// The only way to Redis: one shared connection, made when first needed.
+/// The only way to Redis: a connection that all callers share, made when first needed.
 #[derive(Debug)]
 pub struct RedisStore {
     connection: Connection,
@@ -135,6 +135,12 @@ impl RedisStore {
     /// A store behind `client`; connects when first asked.
     pub fn new(client: Client, outbox_max: u64) -> Self {
         Self { connection: Connection::new(client), outbox_max }
+    }
+
+    /// The same store over a connection of its own, for calls from one thread.
+    #[must_use]
+    pub fn for_thread(&self) -> Self {
+        Self { connection: self.connection.another(), outbox_max: self.outbox_max }
     }
 
     /// The connection there is, or a new one.
