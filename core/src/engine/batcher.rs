@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use claimgate_shared::{
     Attempt, CampaignId, Claim, ClaimId, ClaimRequest, ClaimStatus, Denial, Outcome, Quantity,
 };
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::campaign_load::{CampaignLoad, CampaignLoads, IN_FLIGHT_MAX};
+use super::campaign_load::{CampaignLoad, CampaignLoads};
 use super::handle::CampaignHandle;
 use super::sync::{CampaignSync, SyncError};
 use crate::domain::claim_record::ClaimRecord;
@@ -185,7 +185,7 @@ impl ClaimBatcher {
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
         let queue = queues.entry(id.clone()).or_insert_with(|| {
             let (pending, receiver) = mpsc::unbounded_channel();
-            let load = self.shared.loads.get_or_make(id);
+            let load = self.shared.loads.get_or_make(id, self.batch_max);
             let worker =
                 Worker { sync: Arc::clone(&self.sync), handle: Arc::clone(handle), load: Arc::clone(&load) };
             tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
@@ -205,29 +205,24 @@ struct Worker {
 
 impl Worker {
     async fn run(self: Arc<Self>, batch_max: usize, mut queue: mpsc::UnboundedReceiver<PendingClaim>) {
-        let calls_max = IN_FLIGHT_MAX / batch_max;
-        let calls = Arc::new(Semaphore::new(calls_max));
-        let others = u32::try_from(calls_max - 1).unwrap_or(u32::MAX);
-        // The permit comes first: claims that arrive while all calls are in flight go together in the next one.
-        while let Ok(permit) = Arc::clone(&calls).acquire_owned().await {
-            // Beside a call in flight a further one pays only when it is full: much of Redis' work for a call is
-            // the same for one claim and for many. Batches of one are always full.
-            if batch_max > 1 && queue.len() < batch_max {
-                let _ = calls.acquire_many(others).await;
+        let mut batch = Vec::new();
+        while queue.recv_many(&mut batch, 1).await > 0 {
+            // The permit comes before the rest: claims that arrive while all calls are in flight go together in the next
+            // one. Beside a call in flight, of whichever thread, a further one pays only when it is full: much of Redis'
+            // work for a call is the same for one claim and for many. Batches of one are always full.
+            let partial = queue.len() + 1 < batch_max;
+            let Some(permit) = self.load.begin_call(partial).await else { return };
+            while batch.len() < batch_max
+                && let Ok(claim) = queue.try_recv()
+            {
+                batch.push(claim);
             }
-            let mut batch = Vec::new();
-            if queue.recv_many(&mut batch, batch_max).await == 0 {
-                return;
-            }
-            // Other threads may have claims of this campaign in flight. These still count as waiting until there is room.
-            let claims = u32::try_from(batch.len()).unwrap_or(u32::MAX);
-            let in_flight = Arc::clone(&self.load.in_flight);
-            let Ok(room) = in_flight.acquire_many_owned(claims).await else { return };
             self.load.leave(batch.len());
+            let batch = std::mem::take(&mut batch);
             let worker = Arc::clone(&self);
             tokio::spawn(async move {
                 worker.decide(batch).await;
-                drop((permit, room));
+                drop(permit);
             });
         }
     }
@@ -390,16 +385,15 @@ mod tests {
         let claim = || second.claim(&handle, &request, Attempt::Unknown);
         assert!(matches!(claim().await, Err(BatcherError::Overloaded)), "too many wait at the other thread");
         queue.load.leave(queue.load.pending());
-        // All the room in flight is taken: the claim waits, and is called for once there is room.
-        let in_flight = Arc::clone(&queue.load.in_flight);
-        let room = in_flight.acquire_many_owned(u32::try_from(IN_FLIGHT_MAX).unwrap()).await.unwrap();
+        // A call of the first thread is in flight: a second one waits until it has returned.
+        let call = queue.load.begin_call(true).await.unwrap();
         let mut waiting = std::pin::pin!(claim());
         for _ in 0..100 {
             assert!(waiting.as_mut().now_or_never().is_none());
             tokio::task::yield_now().await;
         }
         assert_eq!(queue.load.pending(), 1);
-        drop(room);
+        drop(call);
         assert!(matches!(waiting.await, Err(BatcherError::Sync(_))), "Redis does not run");
         assert_eq!(queue.load.pending(), 0);
         drop((queue, of_second));

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use claimgate_shared::CampaignId;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::sold_out_cache::SoldOutCache;
 use crate::config::BATCH_MAX;
 
 /// Claims of one campaign in flight at once: while Redis works on one full batch the next is already sent. Another
 /// campaign's claim waits behind these two batches, and no more.
-pub(super) const IN_FLIGHT_MAX: usize = 2 * BATCH_MAX;
+const IN_FLIGHT_MAX: usize = 2 * BATCH_MAX;
 /// The most claims that may wait for one campaign; further ones are refused untried.
 const PENDING_MAX: usize = 8192;
 
@@ -22,18 +22,28 @@ pub(super) struct CampaignLoad {
     pub sold_out: Arc<SoldOutCache>,
     /// The number of claims that wait.
     pending: AtomicUsize,
-    /// A permit for each claim that may be in flight.
-    pub in_flight: Arc<Semaphore>,
-}
-
-impl Default for CampaignLoad {
-    fn default() -> Self {
-        let in_flight = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
-        Self { sold_out: Arc::default(), pending: AtomicUsize::new(0), in_flight }
-    }
+    /// A permit for each call that may be in flight.
+    calls: Arc<Semaphore>,
+    calls_max: u32,
 }
 
 impl CampaignLoad {
+    /// For calls of at most `batch_max` claims.
+    fn new(batch_max: usize) -> Self {
+        let calls_max = u32::try_from(IN_FLIGHT_MAX / batch_max.max(1)).unwrap_or(u32::MAX).max(1);
+        let calls = Arc::new(Semaphore::new(calls_max as usize));
+        Self { sold_out: Arc::default(), pending: AtomicUsize::new(0), calls, calls_max }
+    }
+
+    /// Waits until a call may be made, a `partial` one until none is in flight. The call is in flight until the permit is
+    /// dropped. `None` for a closed semaphore, which this one never is.
+    pub async fn begin_call(&self, partial: bool) -> Option<OwnedSemaphorePermit> {
+        // All at once: two threads that held one each and waited for the other's would wait for ever.
+        let permits = if partial { self.calls_max } else { 1 };
+        let mut all = Arc::clone(&self.calls).acquire_many_owned(permits).await.ok()?;
+        all.split(1)
+    }
+
     /// Counts a claim that is about to wait; false when too many do.
     pub fn enter(&self) -> bool {
         let enter = |pending| (pending < PENDING_MAX).then_some(pending + 1);
@@ -62,13 +72,13 @@ impl CampaignLoads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(campaign).and_then(Weak::upgrade)
     }
 
-    /// The load of `campaign`, for a new queue.
-    pub fn get_or_make(&self, campaign: &CampaignId) -> Arc<CampaignLoad> {
+    /// The load of `campaign`, for a new queue that makes calls of at most `batch_max` claims.
+    pub fn get_or_make(&self, campaign: &CampaignId, batch_max: usize) -> Arc<CampaignLoad> {
         let mut loads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(load) = loads.get(campaign).and_then(Weak::upgrade) {
             return load;
         }
-        let load = Arc::new(CampaignLoad::default());
+        let load = Arc::new(CampaignLoad::new(batch_max));
         loads.insert(campaign.clone(), Arc::downgrade(&load));
         load
     }
