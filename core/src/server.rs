@@ -1,6 +1,7 @@
 //! `claimgate serve`: starts Redis, SQL, the jobs and two listeners, and stops them on a signal.
 
 use std::net::SocketAddr;
+use std::num::NonZero;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -41,6 +42,9 @@ const LISTENERS_MAX: Duration = Duration::from_secs(6);
 /// stopping takes is 14 s at most, whatever hangs.
 const JOBS_MAX: Duration = Duration::from_secs(2);
 const CLOSE_MAX: Duration = Duration::from_secs(1);
+/// A batch holds the claims of one thread: the more threads, the smaller the batches, and the more each claim costs Redis,
+/// which has one thread itself.
+const HTTP_THREADS_MAX: usize = 4;
 const STOP_POLL: Duration = Duration::from_millis(5);
 
 /// Runs core until SIGTERM or SIGINT.
@@ -70,7 +74,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_relaying, relaying) = watch::channel(false);
-    let threads = Arc::new(Threads::start(&state, thread::available_parallelism()?.get())?);
+    let threads = Arc::new(Threads::start(&state, http_threads())?);
     let internal = tokio::spawn(Arc::clone(&threads).serve(listener, serving.clone()));
     let admin = tokio::spawn(http::serve(admin_listener, admin_router(state.clone()), serving.clone()));
     let mut told = pin!(told_to_stop());
@@ -117,6 +121,11 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         managed.stop();
     }
     outcome
+}
+
+/// As many as the machine runs at once.
+fn http_threads() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get).min(HTTP_THREADS_MAX)
 }
 
 async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
