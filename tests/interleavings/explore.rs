@@ -74,7 +74,8 @@ fn pairs() -> Vec<Pair> {
     pairs
 }
 
-/// Each ordered pair, on each stage where A has something to do.
+/// Each ordered pair, on each stage where A has something to do; the loss of the outbox alone, which is Redis' affair, on
+/// SQLite, and with `INTERLEAVINGS_ALL` on both databases.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
@@ -84,6 +85,7 @@ fn all_pairs() -> Vec<Pair> {
             }
         }
     }
+    pairs.retain(|pair| everything() || (pair.stage, pair.database) != (Stage::Unheard, Database::Postgres));
     pairs
 }
 
