@@ -4,10 +4,20 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncCommands as _, FromRedisValue};
+use redis::{AsyncCommands as _, AsyncConnectionConfig, FromRedisValue};
 
 use crate::sql::Sql;
 use crate::wait::{SOON, eventually, holds};
+
+/// A connection to a Redis that runs, whose answers are waited for longer than the crate does by itself: a machine that is
+/// busy with other tests may keep Redis waiting.
+///
+/// # Errors
+/// When Redis does not answer.
+pub async fn patient_connection(url: &str) -> redis::RedisResult<MultiplexedConnection> {
+    let patient = AsyncConnectionConfig::new().set_response_timeout(Some(SOON));
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await
+}
 
 /// A connection to core's Redis.
 #[derive(Debug, Clone)]
@@ -18,9 +28,7 @@ type Bytes = Vec<u8>;
 impl RedisView {
     /// Connects to a Redis that runs.
     pub async fn connect(url: &str) -> Result<Self, String> {
-        let client = redis::Client::open(url).map_err(|error| error.to_string())?;
-        let connection = client.get_multiplexed_async_connection().await;
-        connection.map(Self).map_err(|error| error.to_string())
+        patient_connection(url).await.map(Self).map_err(|error| error.to_string())
     }
 
     /// Any command.

@@ -236,8 +236,7 @@ struct Behind {
 
 impl Behind {
     async fn remember(server: &RedisServer) -> Self {
-        let client = redis::Client::open(server.url()).unwrap();
-        let mut redis = client.get_multiplexed_async_connection().await.unwrap();
+        let mut redis = support::inspect::patient_connection(&server.url()).await.unwrap();
         let mut dumps = Vec::new();
         for key in KEYS.map(|what| support::inspect::key("demo", what)) {
             dumps.push((key.clone(), redis::cmd("DUMP").arg(&key).query_async(&mut redis).await.unwrap()));

@@ -21,6 +21,7 @@ use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
 use serde_json::json;
 use support::clock::FrozenClock;
+use support::inspect::patient_connection;
 use support::wait::{SOON, eventually};
 use support::{RedisServer, RedisView};
 use tempfile::TempDir;
@@ -285,8 +286,7 @@ impl System {
 }
 
 async fn connection(redis: &RedisServer) -> MultiplexedConnection {
-    let client = redis::Client::open(redis.url()).expect("a Redis address");
-    client.get_multiplexed_async_connection().await.expect("Redis answers")
+    patient_connection(&redis.url()).await.expect("Redis answers")
 }
 
 /// The id that the model knows a claim by.
