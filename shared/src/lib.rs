@@ -11,6 +11,7 @@ pub mod http;
 pub mod ids;
 pub mod jwt;
 pub mod problem;
+mod rising;
 pub mod signature;
 pub mod time;
 pub mod version;

@@ -1,17 +1,19 @@
 //! The state of a campaign in Redis: identity, counters and rules, packed into one field, as `prelude.lua` has it.
 
+use claimgate_shared::Timestamp;
 use claimgate_shared::campaign::AdminState;
-use claimgate_shared::{Timestamp, Version};
 
 use super::scripts::LAYOUT;
 use crate::domain::campaign::{Campaign, RegisterId};
-use crate::domain::claim_record::{be_int, optional_timestamp, put_be};
+use crate::domain::claim_record::{be_int, put_be};
 use crate::domain::counters::Epoch;
 
 /// The field of the users' hash that it stands in; no user has such an id.
 pub const FIELD: &str = ".";
 /// A limit that is none.
 const UNLIMITED: u64 = (1 << 40) - 1;
+/// What the admin state is while no claim is decided.
+const SUSPENDED: u64 = 4;
 /// A time that never comes.
 const NEVER: u64 = (1 << 48) - 1;
 
@@ -71,64 +73,39 @@ fn ms(at: Timestamp) -> u64 {
     u64::try_from(at.as_ms()).unwrap_or(0)
 }
 
-/// The total as a script packs it; `None` for unlimited.
+/// A limit as it is packed; `None` for unlimited.
 pub fn limit(packed: u64) -> Option<u64> {
     Some(packed).filter(|limit| *limit < UNLIMITED)
 }
 
-/// A campaign's counters, read past the scripts: for looks and tests.
+/// What a look at a campaign reads of its state, past the scripts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CampaignState {
     /// The identity, packed.
     pub identity: Vec<u8>,
-    /// The epoch of the identity.
-    pub epoch: Epoch,
     /// Whether no claim is decided until it has been loaded again.
     pub suspended: bool,
-    /// The last sequence given.
-    pub sequence: u64,
-    /// Units taken.
-    pub taken: u64,
     /// The campaign's event count.
     pub events: u64,
     /// Events in the outbox.
     pub backlog: u64,
     /// The epoch of the load that wrote the other keys.
     pub loaded_epoch: Epoch,
-    /// No hold falls due before; `None` when there is none.
-    pub next_due: Option<Timestamp>,
-    /// The version of the rules.
-    pub version: Version,
 }
 
 impl CampaignState {
     /// Reads a state; `None` for anything else.
     pub fn read(bytes: &[u8]) -> Option<Self> {
-        let (length, _) = bytes.split_first()?;
-        let (identity, mut rest) = bytes.split_at_checked(1 + usize::from(*length))?;
-        let mut number = |width: usize| {
-            let (taken, after) = rest.split_at_checked(width)?;
-            rest = after;
-            Some(be_int(taken))
-        };
-        let suspended = number(1)? == 4;
-        let (sequence, taken, events, backlog) = (number(6)?, number(6)?, number(6)?, number(6)?);
-        let (loaded_epoch, next_due) = (Epoch::new(number(5)?), number(6)?);
-        // What the rules have before the version.
-        for width in [6, 6, 5, 5, 5, 5, 6, 6] {
-            number(width)?;
-        }
+        let length = 1 + usize::from(*bytes.first()?);
+        let (identity, rest) = bytes.split_at_checked(length)?;
+        // After the admin state come sequence and units taken, which no look asks for.
+        let number = |from: usize, width: usize| rest.get(from..from + width).map(be_int);
         Some(Self {
             identity: identity.to_vec(),
-            epoch: Epoch::new(be_int(identity.get(1..6)?)),
-            suspended,
-            sequence,
-            taken,
-            events,
-            backlog,
-            loaded_epoch,
-            next_due: optional_timestamp(next_due % NEVER),
-            version: Version::new(number(6)?),
+            suspended: number(0, 1)? == SUSPENDED,
+            events: number(13, 6)?,
+            backlog: number(19, 6)?,
+            loaded_epoch: Epoch::new(number(25, 5)?),
         })
     }
 }

@@ -1,0 +1,41 @@
+//! Numbers that only rise, each a type of its own: none is taken for another.
+
+/// Declares such numbers.
+#[macro_export]
+macro_rules! rising {
+    ($($(#[$about:meta])* $name:ident;)+) => {$(
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// The one of this number.
+            pub const fn new(number: u64) -> Self {
+                Self(number)
+            }
+
+            /// Its number.
+            pub const fn get(self) -> u64 {
+                self.0
+            }
+
+            /// The one after it.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                Self(self.0 + 1)
+            }
+        }
+
+        impl From<$name> for u64 {
+            fn from(number: $name) -> Self {
+                number.0
+            }
+        }
+
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(&self.0, f)
+            }
+        }
+    )+};
+}
