@@ -72,7 +72,12 @@ defect() {
 
 copy_tree
 echo "without a defect:"
-run_test model the_system -- --nocapture | grep -E 'SEED|campaigns'
+if ! run_test model the_system -- --nocapture >"$log/without" 2>&1; then
+    tail -n 40 "$log/without" >&2
+    echo "without a defect: the model fails; the whole output is in $log/without" >&2
+    exit 2
+fi
+grep -E 'SEED|campaigns' "$log/without"
 # shellcheck source=tests/mutants/defects.sh
 . "$root/tests/mutants/defects.sh"
 echo "${#caught[@]} mutants caught, ${#missed[@]} missed: ${missed[*]-}"
