@@ -88,6 +88,23 @@ id_type! {
 /// The first 16 bytes of SHA-256 over the length-prefixed campaign, user and key.
 pub type ClaimDigest = [u8; 16];
 
+/// A digest's 22 characters, as they end a claim's id.
+pub fn digest_text(digest: &ClaimDigest) -> String {
+    URL_SAFE_NO_PAD.encode(digest)
+}
+
+/// The digest of these 22 characters.
+///
+/// # Errors
+/// [`IdError::Claim`] for any other text. Strict base64: stray bits would give the same claim a second name.
+pub fn parse_digest(text: &str) -> Result<ClaimDigest, IdError> {
+    let mut digest = ClaimDigest::default();
+    match URL_SAFE_NO_PAD.decode_slice(text, &mut digest) {
+        Ok(16) => Ok(digest),
+        _ => Err(IdError::Claim),
+    }
+}
+
 /// `{campaign_id}.{user_id}.{22 characters}`: identifies one claim for ever.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClaimId {
@@ -128,7 +145,7 @@ mod schema {
 
 impl fmt::Display for ClaimId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.campaign, self.user, URL_SAFE_NO_PAD.encode(self.digest))
+        write!(f, "{}.{}.{}", self.campaign, self.user, digest_text(&self.digest))
     }
 }
 
@@ -141,12 +158,7 @@ impl FromStr for ClaimId {
         else {
             return Err(IdError::Claim);
         };
-        let mut digest = ClaimDigest::default();
-        // Strict base64: a tail with stray bits would be a second name for the same claim.
-        match URL_SAFE_NO_PAD.decode_slice(tail, &mut digest) {
-            Ok(16) => Ok(Self { campaign: campaign.parse()?, user: user.parse()?, digest }),
-            _ => Err(IdError::Claim),
-        }
+        Ok(Self { campaign: campaign.parse()?, user: user.parse()?, digest: parse_digest(tail)? })
     }
 }
 

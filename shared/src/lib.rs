@@ -21,7 +21,7 @@ pub use campaign::{CampaignState, CampaignView, Limits};
 pub use claim::{Claim, ClaimStatus, Quantity};
 pub use claim_request::{Attempt, ClaimReply, ClaimRequest, Outcome};
 pub use denial::Denial;
-pub use ids::{CampaignId, ClaimId, IdempotencyKey, UserId};
+pub use ids::{CampaignId, ClaimDigest, ClaimId, IdempotencyKey, UserId};
 pub use problem::{Code, Problem};
 pub use time::Timestamp;
 pub use version::Version;

@@ -52,11 +52,10 @@ impl Claims<'_> {
     pub fn insert(&self) -> String {
         let Self { campaign, count } = self;
         format!(
-            "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
+            "INSERT INTO claims (campaign_id, user_id, digest, quantity, status, epoch, revision, sequence, day, \
              claimed_at, expires_at, updated_at, limit_at_decision, cumulative_taken) \
              WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {count}) \
-             SELECT '{campaign}.u' || CAST(i / 2 AS TEXT) || '.000' || CAST(100000000000000000 + i AS TEXT) || 'A', \
-             '{campaign}', 'u' || CAST(i / 2 AS TEXT), 1, 'granted', 1, 1, i, 20000, 1750000000000 + i, NULL, \
+             SELECT '{campaign}', 'u' || CAST(i / 2 AS TEXT), '000' || CAST(100000000000000000 + i AS TEXT) || 'A', 1, 'granted', 1, 1, i, 20000, 1750000000000 + i, NULL, \
              1750000000000 + i, {count}, i FROM n"
         )
     }
@@ -88,7 +87,7 @@ impl Sql {
 
     /// All claims of a campaign in the order of their sequence.
     pub async fn claims(&self, campaign: &str) -> Vec<SqlClaim> {
-        let query = "SELECT id, user_id, quantity, status, epoch, revision, sequence, day, claimed_at FROM claims \
+        let query = "SELECT campaign_id || '.' || user_id || '.' || digest, user_id, quantity, status, epoch, revision, sequence, day, claimed_at FROM claims \
                      WHERE campaign_id = $1 ORDER BY sequence, epoch";
         let rows = sqlx::query(query).bind(campaign.to_owned()).fetch_all(&self.pool);
         rows.await.expect("claims").iter().map(read).collect()
@@ -116,7 +115,7 @@ impl Sql {
         let mut all = Vec::new();
         for table in [
             "SELECT * FROM campaigns ORDER BY 1",
-            "SELECT * FROM claims ORDER BY 1",
+            "SELECT * FROM claims ORDER BY 1, 2, 3",
             "SELECT * FROM audit ORDER BY 1, 2",
         ] {
             for row in sqlx::query(table).fetch_all(&self.pool).await.expect("a table") {

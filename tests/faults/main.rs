@@ -17,6 +17,7 @@ mod keys;
 mod killed;
 mod lock;
 mod machine;
+mod migrations;
 mod outbox;
 mod plans;
 mod rebuild;

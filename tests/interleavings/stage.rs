@@ -99,7 +99,7 @@ impl Stage {
                 // The place that the first claim in the outbox has.
                 let place = play.told.get().claims["u4"].sequence;
                 let id = play.claim_id("elsewhere");
-                play.world.sql.run(forked_claim(&play.id, &id, place)).await;
+                play.world.sql.run(forked_claim(&id, place)).await;
                 play.told.forked("elsewhere", id, place);
             }
             Self::Behind => {
@@ -157,10 +157,11 @@ async fn open(play: &Play<'_>, nodes: &[Node; 2], total: u32, per_user: u32, hol
 }
 
 /// A claim that SQL heard of from a Redis that is no more.
-fn forked_claim(campaign: &str, id: &str, place: u64) -> String {
+fn forked_claim(id: &str, place: u64) -> String {
+    let columns = id.split('.').map(|part| format!("'{part}'")).collect::<Vec<_>>().join(", ");
     format!(
-        "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, claimed_at, \
-         updated_at) VALUES ('{id}', '{campaign}', 'elsewhere', 1, 'granted', 1, 1, {place}, 20000, 1, 1)"
+        "INSERT INTO claims (campaign_id, user_id, digest, quantity, status, epoch, revision, sequence, day, \
+         claimed_at, updated_at) VALUES ({columns}, 1, 'granted', 1, 1, {place}, 20000, 1, 1)"
     )
 }
 

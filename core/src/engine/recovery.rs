@@ -338,13 +338,13 @@ impl Recovery {
                 Some((same, records)) if *same == user => records.push(record),
                 other => {
                     if let Some((user, records)) = other.replace((user, vec![record])) {
-                        loader.user(&user, &records).await?;
+                        loader.user(&user, records).await?;
                     }
                 }
             }
         }
         if let Some((user, records)) = of_one_user {
-            loader.user(&user, &records).await?;
+            loader.user(&user, records).await?;
         }
         let sequence = campaign.high_water_mark.sequence.max(totals.sequence);
         loader

@@ -73,11 +73,12 @@ impl<'a> Loader<'a> {
         Ok(loader)
     }
 
-    /// Loads all claims of one user, given in the order of their sequence.
+    /// Loads all claims of one user.
     ///
     /// # Errors
     /// [`LoadError::Late`] when a newer loader has replaced this one.
-    pub async fn user(&mut self, user: &UserId, claims: &[ClaimRecord]) -> Result<(), LoadError> {
+    pub async fn user(&mut self, user: &UserId, mut claims: Vec<ClaimRecord>) -> Result<(), LoadError> {
+        claims.sort_unstable_by_key(|claim| claim.sequence);
         let apart = claims.len().saturating_sub(INLINE_MAX);
         self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
         for claim in &claims[..apart] {
@@ -91,7 +92,7 @@ impl<'a> Loader<'a> {
             let member = [user.as_str().as_bytes(), b".", &claim.digest].concat();
             self.holds.push((expires_ms.into_bytes(), member));
         }
-        self.users.push((user.as_str().as_bytes().to_vec(), user_record(claims, apart)));
+        self.users.push((user.as_str().as_bytes().to_vec(), user_record(&claims, apart)));
         self.flush(PAIRS_MAX).await
     }
 

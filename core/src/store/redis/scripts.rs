@@ -56,9 +56,9 @@ pub static SOLD_OUT: LazyLock<Script> =
 pub static ACK: LazyLock<Script> =
     LazyLock::new(|| with_flags("allow-oom", include_str!("../../../../lua/ack.lua")));
 
-/// The flags of a script that writes nothing, and so runs without memory too: a campaign is relayed, which frees memory,
-/// only once it has been found to be ready.
-const READS: &str = "no-writes,allow-oom";
+/// The flags of a script that writes nothing, and so runs without memory too, as Redis takes "no-writes": a campaign is
+/// relayed, which frees memory, only once it has been found to be ready.
+const READS: &str = "no-writes";
 
 /// A script behind the prelude that Redis runs under `flags`.
 fn with_flags(flags: &str, text: &str) -> Script {

@@ -216,13 +216,12 @@ impl SqlStore {
             "UPDATE campaigns SET epoch = $1, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
              events = CASE WHEN $3 > events THEN $3 ELSE events END \
-             WHERE id = $4 AND epoch = $5 AND token = $6 RETURNING *",
+             WHERE id = $4 AND token = $5 RETURNING *",
         )
         .bind(big(to))
         .bind(big(high_water_mark.sequence))
         .bind(big(high_water_mark.events))
         .bind(drawn.id.as_str())
-        .bind(big(drawn.epoch))
         .bind(big(drawn.token))
         .fetch_optional(&self.pool)
         .await;
@@ -241,14 +240,13 @@ impl SqlStore {
         step::before("sql:evict").await;
         let row = sqlx::query(
             "UPDATE campaigns SET epoch = $1, evicted_at = $2, evicted_taken = $3, evicted_sequence = $4, \
-             keys_dropped = 0 WHERE id = $5 AND epoch = $6 AND token = $7 AND version = $8 RETURNING *",
+             keys_dropped = 0 WHERE id = $5 AND token = $6 AND version = $7 RETURNING *",
         )
         .bind(big(to))
         .bind(at.as_ms())
         .bind(big(evicted.taken))
         .bind(big(evicted.sequence))
         .bind(drawn.id.as_str())
-        .bind(big(drawn.epoch))
         .bind(big(drawn.token))
         .bind(big(drawn.version))
         .fetch_optional(&self.pool)

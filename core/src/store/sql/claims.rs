@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
 
-use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
+use claimgate_shared::ids::{digest_text, parse_digest};
+use claimgate_shared::{CampaignId, Claim, ClaimDigest, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
 use futures_util::{Stream, TryStreamExt as _, stream};
-use sqlx::any::AnyRow;
-use sqlx::{AssertSqlSafe, Row as _};
+use sqlx::any::{AnyArguments, AnyRow};
+use sqlx::query::Query;
+use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unreadable, unsigned};
 use super::pool::Pool;
@@ -63,45 +65,49 @@ pub struct ClaimPage {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClaimCursor {
     sequence: u64,
-    id: String,
+    user: String,
+    digest: String,
 }
 
 impl fmt::Display for ClaimCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}~{}", self.sequence, self.id)
+        write!(f, "{}~{}.{}", self.sequence, self.user, self.digest)
     }
 }
 
 impl FromStr for ClaimCursor {
     type Err = &'static str;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let parts =
-            text.split_once('~').and_then(|(sequence, id)| Some((sequence.parse().ok()?, id.to_owned())));
-        parts.map(|(sequence, id)| Self { sequence, id }).ok_or("is not one of ours")
+        let parts = |text: &str| {
+            let (sequence, claim) = text.split_once('~')?;
+            let (user, digest) = claim.split_once('.')?;
+            Some(Self { sequence: sequence.parse().ok()?, user: user.to_owned(), digest: digest.to_owned() })
+        };
+        parts(text).ok_or("is not one of ours")
     }
 }
 
 impl SqlStore {
-    /// Every claim of a campaign but the revoked, user by user, each user's in the order of their sequence. Read in pages:
-    /// no statement lasts as long as the whole. For a suspended campaign, whose claims do not change meanwhile.
+    /// Every claim of a campaign but the revoked, user by user. Read in pages: no statement lasts as long as the whole.
+    /// For a suspended campaign, whose claims do not change meanwhile.
     pub fn by_user(
         &self,
         campaign: &CampaignId,
     ) -> impl Stream<Item = Result<(UserId, ClaimRecord), SqlError>> {
-        let pages = stream::try_unfold(Some((String::new(), 0)), move |after| async move {
-            let Some((user, sequence)) = after else { return Ok::<_, SqlError>(None) };
+        let pages = stream::try_unfold(Some((String::new(), String::new())), move |after| async move {
+            let Some((user, digest)) = after else { return Ok::<_, SqlError>(None) };
             step::before("sql:by_user").await;
             let rows = sqlx::query(statements::BY_USER)
                 .bind(campaign.as_str())
                 .bind(user)
-                .bind(big(sequence))
+                .bind(digest)
                 .bind(i64::from(LOAD_PAGE))
                 .fetch_all(&self.pool.within(BULK))
                 .await;
             let rows = step::after(rows)?;
             let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
             let last = records.last().filter(|_| is_full(rows.len(), LOAD_PAGE));
-            let after = last.map(|(user, record)| (user.to_string(), record.sequence));
+            let after = last.map(|(user, record)| (user.to_string(), digest_text(&record.digest)));
             Ok(Some((stream::iter(records.into_iter().map(Ok)), after)))
         });
         pages.try_flatten()
@@ -150,8 +156,8 @@ impl SqlStore {
     /// answer.
     pub async fn claim(&self, id: &ClaimId) -> Result<Option<ClaimRow>, SqlError> {
         step::before("sql:claim").await;
-        let row = sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&self.pool).await;
-        step::after(row)?.as_ref().map(read).transpose()
+        let row = bind_id(sqlx::query(statements::ONE), id).fetch_optional(&self.pool).await;
+        step::after(row)?.map(|row| read(&id.campaign, &row)).transpose()
     }
 
     /// Which of these claims of a campaign SQL lacks, or has an earlier revision of, in their order. A revoked claim is not
@@ -161,24 +167,22 @@ impl SqlStore {
         campaign: &CampaignId,
         claims: Vec<(UserId, ClaimRecord)>,
     ) -> Result<Vec<(UserId, ClaimRecord)>, SqlError> {
-        let id = |user: &UserId, record: &ClaimRecord| ClaimId {
-            campaign: campaign.clone(),
-            user: user.clone(),
-            digest: record.digest,
-        };
-        let ids: Vec<_> = claims.iter().map(|(user, record)| [id(user, record).to_string()]).collect();
+        let identity =
+            |(user, record): &(UserId, ClaimRecord)| (user.to_string(), digest_text(&record.digest));
+        let asked: Vec<_> = claims.iter().map(identity).collect();
         step::before("sql:lacking").await;
         let stored =
             sqlx::query(AssertSqlSafe(statements::REVISIONS.replace(statements::ROWS, self.rows_of_json)))
-                .bind(serde_json::to_string(&ids).unwrap_or_default())
+                .bind(serde_json::to_string(&asked).unwrap_or_default())
+                .bind(campaign.as_str())
                 .fetch_all(&self.pool.within(BULK))
                 .await;
         let stored = step::after(stored)?
             .iter()
-            .map(|row| Ok((row.try_get::<String, _>(0)?, unsigned(row.try_get(1)?)?)))
-            .collect::<Result<HashMap<_, _>, SqlError>>()?;
-        let lacks = |(user, record): &(UserId, ClaimRecord)| {
-            stored.get(&id(user, record).to_string()).is_none_or(|there| *there < u64::from(record.revision))
+            .map(|row| Ok(((row.try_get(0)?, row.try_get(1)?), unsigned(row.try_get(2)?)?)))
+            .collect::<Result<HashMap<(String, String), u64>, SqlError>>()?;
+        let lacks = |claim: &(UserId, ClaimRecord)| {
+            stored.get(&identity(claim)).is_none_or(|there| *there < u64::from(claim.1.revision))
         };
         Ok(claims.into_iter().filter(lacks).collect())
     }
@@ -219,21 +223,33 @@ async fn page(
     let found = sqlx::query(statements::PAGE)
         .bind(campaign.as_str())
         .bind(big(after.sequence))
-        .bind(after.id.as_str())
+        .bind(after.user.as_str())
+        .bind(after.digest.as_str())
         .bind(i64::from(limit))
         .fetch_all(pool)
         .await;
-    let rows = step::after(found)?.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let next = rows
-        .last()
-        .filter(|_| is_full(rows.len(), limit))
-        .map(|row| ClaimCursor { sequence: row.claim.sequence, id: row.claim.id.to_string() });
+    let rows = step::after(found)?;
+    let rows = rows.iter().map(|row| read(campaign, row)).collect::<Result<Vec<_>, _>>()?;
+    let next = rows.last().filter(|_| is_full(rows.len(), limit)).map(|row| ClaimCursor {
+        sequence: row.claim.sequence,
+        user: row.claim.user_id.to_string(),
+        digest: digest_text(&row.claim.id.digest),
+    });
     Ok(ClaimPage { rows, next })
 }
 
-pub(super) fn read(row: &AnyRow) -> Result<ClaimRow, SqlError> {
+/// Binds `$1` to `$3`: campaign, user and digest of a claim.
+pub(super) fn bind_id(
+    query: Query<'static, Any, AnyArguments>,
+    id: &ClaimId,
+) -> Query<'static, Any, AnyArguments> {
+    query.bind(id.campaign.to_string()).bind(id.user.to_string()).bind(digest_text(&id.digest))
+}
+
+pub(super) fn read(campaign: &CampaignId, row: &AnyRow) -> Result<ClaimRow, SqlError> {
     let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
-    let id: ClaimId = row.try_get::<String, _>("id")?.parse().map_err(unreadable)?;
+    let (user, digest) = user_and_digest(row)?;
+    let id = ClaimId { campaign: campaign.clone(), user, digest };
     let quantity = u32::try_from(row.try_get::<i64, _>("quantity")?).map_err(unreadable)?;
     let expires_at: Option<i64> = row.try_get("expires_at")?;
     let claim = Claim {
@@ -253,19 +269,25 @@ pub(super) fn read(row: &AnyRow) -> Result<ClaimRow, SqlError> {
 
 fn read_record(row: &AnyRow) -> Result<(UserId, ClaimRecord), SqlError> {
     let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
-    let id: ClaimId = row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?;
-    let expires_at: Option<i64> = row.try_get(7)?;
+    let (user, digest) = user_and_digest(row)?;
+    let expires_at: Option<i64> = row.try_get(8)?;
     let record = ClaimRecord {
-        digest: id.digest,
-        quantity: u32::try_from(row.try_get::<i64, _>(1)?).map_err(unreadable)?,
-        status: status(row.try_get(2)?)?,
-        revision: u8::try_from(row.try_get::<i64, _>(3)?).map_err(unreadable)?,
-        sequence: unsigned(row.try_get(4)?)?,
-        day: u32::try_from(row.try_get::<i64, _>(5)?).map_err(unreadable)?,
-        claimed_at: time(row.try_get(6)?)?,
+        digest,
+        quantity: u32::try_from(row.try_get::<i64, _>(2)?).map_err(unreadable)?,
+        status: status(row.try_get(3)?)?,
+        revision: u8::try_from(row.try_get::<i64, _>(4)?).map_err(unreadable)?,
+        sequence: unsigned(row.try_get(5)?)?,
+        day: u32::try_from(row.try_get::<i64, _>(6)?).map_err(unreadable)?,
+        claimed_at: time(row.try_get(7)?)?,
         expires_at: expires_at.map(time).transpose()?,
     };
-    Ok((id.user, record))
+    Ok((user, record))
+}
+
+/// The first two columns of every row.
+fn user_and_digest(row: &AnyRow) -> Result<(UserId, ClaimDigest), SqlError> {
+    let user = row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?;
+    Ok((user, parse_digest(row.try_get(1)?).map_err(unreadable)?))
 }
 
 fn is_full(rows: usize, limit: u32) -> bool {

@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 
-use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
+use claimgate_shared::ids::digest_text;
+use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp};
 use sqlx::any::AnyArguments;
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unsigned};
+use super::claims::bind_id;
 use super::pool::Transaction;
 use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::counters::Epoch;
@@ -86,12 +88,12 @@ impl SqlStore {
         let mut taken = unsigned(taken.try_get(0)?)?;
         let mut revoked = 0;
         for row in newest(entries) {
-            let id = row.event.claim_id(campaign).to_string();
+            let id = row.event.claim_id(campaign);
             let taken_by_others = taken - standing(&mut transaction, &id).await?;
             // Another history may have used the units up: SQL's own sums decide, not the entry's counters.
             let stands = !exceeds_the_total(&row, taken_by_others)
                 && (history == History::Same
-                    || !exceeds_a_users_limit(&mut transaction, campaign, &locked, &row, &id).await?)
+                    || !exceeds_a_users_limit(&mut transaction, &locked, &row, &id).await?)
                 && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
             if !stands {
                 let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
@@ -131,7 +133,7 @@ impl SqlStore {
         epoch_now: Epoch,
         rows: &[Row<'_>],
     ) -> Query<'static, Any, AnyArguments> {
-        let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, epoch_now)).collect();
+        let columns: Vec<_> = rows.iter().map(|row| row.columns(epoch_now)).collect();
         // Strings, numbers and nulls: nothing in them can fail to be written.
         let json = serde_json::to_string(&columns).unwrap_or_default();
         sqlx::query(AssertSqlSafe(statements::WRITE.replace(statements::ROWS, self.rows_of_json)))
@@ -179,8 +181,8 @@ async fn lock_campaign(
 }
 
 /// Units that the claim `id` has taken, as SQL holds it.
-async fn standing(transaction: &mut Transaction, id: &str) -> Result<u64, OutboxWriteError> {
-    let row = sqlx::query(statements::STANDING).bind(id.to_owned()).fetch_one(&mut **transaction).await?;
+async fn standing(transaction: &mut Transaction, id: &ClaimId) -> Result<u64, OutboxWriteError> {
+    let row = bind_id(sqlx::query(statements::STANDING), id).fetch_one(&mut **transaction).await?;
     Ok(unsigned(row.try_get(0)?)?)
 }
 
@@ -193,18 +195,14 @@ fn exceeds_the_total(row: &Row<'_>, taken_by_others: u64) -> bool {
 /// Whether a claim would exceed what the campaign allows a user now.
 async fn exceeds_a_users_limit(
     transaction: &mut Transaction,
-    campaign: &CampaignId,
     locked: &Locked,
     row: &Row<'_>,
-    id: &str,
+    id: &ClaimId,
 ) -> Result<bool, OutboxWriteError> {
     if !row.stands() {
         return Ok(false);
     }
-    let of_user = sqlx::query(statements::TAKEN_BY_USER)
-        .bind(campaign.to_string())
-        .bind(row.event.user.to_string())
-        .bind(id.to_owned())
+    let of_user = bind_id(sqlx::query(statements::TAKEN_BY_USER), id)
         .bind(i64::from(row.event.claim.day))
         .fetch_one(&mut **transaction)
         .await?;
@@ -227,7 +225,7 @@ struct Row<'a> {
 
 /// As [`statements::WRITE`] takes them.
 type Columns<'a> =
-    (String, &'a str, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
+    (&'a str, String, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
 
 impl<'a> Row<'a> {
     /// Whether the claim takes units.
@@ -235,13 +233,13 @@ impl<'a> Row<'a> {
         matches!(self.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held)
     }
 
-    fn columns(&self, campaign: &CampaignId, epoch_now: Epoch) -> Columns<'a> {
+    fn columns(&self, epoch_now: Epoch) -> Columns<'a> {
         let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
         let claim = &event.claim;
         let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
         (
-            event.claim_id(campaign).to_string(),
             event.user.as_str(),
+            digest_text(&claim.digest),
             claim.quantity,
             status.as_str(),
             epoch.get(),
@@ -366,8 +364,7 @@ mod tests {
     #[test]
     fn what_an_older_epoch_wrote_is_stored_as_revoked() {
         let entries = [entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))])];
-        let campaign = "demo".parse().unwrap();
-        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).3, "granted");
-        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(2)).3, "revoked");
+        assert_eq!(newest(&entries)[0].columns(Epoch::new(1)).3, "granted");
+        assert_eq!(newest(&entries)[0].columns(Epoch::new(2)).3, "revoked");
     }
 }

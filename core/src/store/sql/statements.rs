@@ -14,20 +14,20 @@ macro_rules! statements {
 /// Stands in a statement for what makes rows of `$1`, a JSON array: the one thing the two databases say differently.
 pub const ROWS: &str = "{rows}";
 /// [`ROWS`] in SQLite.
-pub const ROWS_SQLITE: &str = "json_each($1)";
+pub const ROWS_SQLITE: &str = "(SELECT value FROM json_each($1) LIMIT -1)";
 /// [`ROWS`] in PostgreSQL.
 pub const ROWS_POSTGRES: &str = "jsonb_array_elements(CAST($1 AS JSONB))";
 
 statements! {
     /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim has neither, a
     /// new decision brings both, and a `limit_at_decision` of none then means that there was none.
-    WRITE = "INSERT INTO claims (id, campaign_id, user_id, quantity, status, epoch, revision, sequence, day, \
+    WRITE = "INSERT INTO claims (campaign_id, user_id, digest, quantity, status, epoch, revision, sequence, day, \
         claimed_at, expires_at, updated_at, limit_at_decision, cumulative_taken) \
-        SELECT value->>0, $2, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
+        SELECT $2, value->>0, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
         CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), \
         CAST(value->>9 AS BIGINT), CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT) \
         FROM {rows} WHERE TRUE \
-        ON CONFLICT (id) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
+        ON CONFLICT (campaign_id, user_id, digest) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
         revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
         claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         limit_at_decision = CASE WHEN excluded.cumulative_taken IS NULL THEN claims.limit_at_decision ELSE excluded.limit_at_decision END, \
@@ -36,21 +36,23 @@ statements! {
         OR (excluded.epoch = claims.epoch AND excluded.revision > claims.revision))";
 
     /// One claim.
-    ONE = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at FROM claims \
-        WHERE id = $1";
+    ONE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
+        FROM claims WHERE campaign_id = $1 AND user_id = $2 AND digest = $3";
 
-    /// One claim confirmed, returned or expired: `$2` at `$3`. What is granted expires no more.
-    TRANSITION = "UPDATE claims SET status = $2, revision = revision + 1, updated_at = $3, \
-        expires_at = CASE WHEN $2 = 'granted' THEN NULL ELSE expires_at END WHERE id = $1";
+    /// One claim confirmed, returned or expired: `$4` at `$5`. What is granted expires no more.
+    TRANSITION = "UPDATE claims SET status = $4, revision = revision + 1, updated_at = $5, \
+        expires_at = CASE WHEN $4 = 'granted' THEN NULL ELSE expires_at END \
+        WHERE campaign_id = $1 AND user_id = $2 AND digest = $3";
 
     /// A page of a campaign's claims in the order of their sequence.
-    PAGE = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at FROM claims \
-        WHERE campaign_id = $1 AND (sequence, id) > ($2, $3) ORDER BY sequence, id LIMIT $4";
+    PAGE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
+        FROM claims WHERE campaign_id = $1 AND (sequence, user_id, digest) > ($2, $3, $4) \
+        ORDER BY sequence, user_id, digest LIMIT $5";
 
-    /// A page of a campaign's claims but the revoked, user by user, each user's in the order of their sequence.
-    BY_USER = "SELECT id, quantity, status, revision, sequence, day, claimed_at, expires_at FROM claims \
-        WHERE campaign_id = $1 AND (user_id, sequence) > ($2, $3) AND status <> 'revoked' \
-        ORDER BY user_id, sequence LIMIT $4";
+    /// A page of a campaign's claims but the revoked, user by user.
+    BY_USER = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at \
+        FROM claims WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) AND status <> 'revoked' \
+        ORDER BY user_id, digest LIMIT $4";
 
     /// A campaign's claims, summed up.
     TOTALS = "SELECT COUNT(*), \
@@ -63,8 +65,8 @@ statements! {
         FROM claims WHERE campaign_id = $1";
 
     /// How far SQL has followed these claims; a revoked one further than it can go.
-    REVISIONS = "SELECT id, CASE WHEN status = 'revoked' THEN 256 ELSE revision END FROM claims \
-        WHERE id IN (SELECT value->>0 FROM {rows})";
+    REVISIONS = "SELECT user_id, digest, CASE WHEN status = 'revoked' THEN 256 ELSE revision END \
+        FROM {rows} JOIN claims ON campaign_id = $2 AND user_id = value->>0 AND digest = value->>1";
 
     /// The sequences that no claim of a campaign has, as ranges.
     GAPS = "SELECT before + 1, sequence - 1 FROM (SELECT sequence, \
@@ -77,12 +79,12 @@ statements! {
 
     /// What one claim has taken.
     STANDING = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT) FROM claims \
-        WHERE id = $1 AND status IN ('granted', 'held')";
+        WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 AND status IN ('granted', 'held')";
 
-    /// What one user's claims but `$3` have taken, in all and on day `$4`.
+    /// What one user's claims but the one of digest `$3` have taken, in all and on day `$4`.
     TAKEN_BY_USER = "SELECT CAST(COALESCE(SUM(quantity), 0) AS BIGINT), \
         CAST(COALESCE(SUM(CASE WHEN day = $4 THEN quantity ELSE 0 END), 0) AS BIGINT) FROM claims \
-        WHERE campaign_id = $1 AND user_id = $2 AND id <> $3 AND status IN ('granted', 'held')";
+        WHERE campaign_id = $1 AND user_id = $2 AND digest <> $3 AND status IN ('granted', 'held')";
 }
 
 #[cfg(test)]

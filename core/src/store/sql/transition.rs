@@ -4,7 +4,7 @@
 use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
 
 use super::campaigns::{self, big};
-use super::claims::{self, ClaimRow};
+use super::claims::{self, ClaimRow, bind_id};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_transition::ClaimTransition;
@@ -47,16 +47,15 @@ impl SqlStore {
         if held.rows_affected() == 0 {
             return Ok(Transitioned::NotEvicted);
         }
-        let found =
-            sqlx::query(statements::ONE).bind(id.to_string()).fetch_optional(&mut *transaction).await?;
-        let Some(ClaimRow { claim, .. }) = found.as_ref().map(claims::read).transpose()? else {
+        let found = bind_id(sqlx::query(statements::ONE), id).fetch_optional(&mut *transaction).await?;
+        let Some(ClaimRow { claim, .. }) = found.map(|row| claims::read(&id.campaign, &row)).transpose()?
+        else {
             return Ok(Transitioned::Unknown);
         };
         let Some(status) = next_status(&claim, transition, now) else {
             return Ok(Transitioned::Stands(claim));
         };
-        sqlx::query(statements::TRANSITION)
-            .bind(id.to_string())
+        bind_id(sqlx::query(statements::TRANSITION), id)
             .bind(status.as_str())
             .bind(now.as_ms())
             .execute(&mut *transaction)

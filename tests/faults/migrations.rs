@@ -1,0 +1,88 @@
+//! A database of an earlier version: brought up to date, it holds the same claims, each under the same id.
+
+use std::path::Path;
+
+use claimgate_core::config::sqlite_url;
+use claimgate_core::store::sql::{ClaimCursor, SqlStore};
+use claimgate_shared::ClaimId;
+use sqlx::migrate::Migrator;
+use sqlx::{AnyPool, AssertSqlSafe};
+use support::postgres::Postgres;
+
+use crate::tally::Row;
+
+/// The last version whose claims had their id as a column.
+const WITH_IDS: i64 = 4;
+/// Claims as that version has them: campaign, user, digest, status, sequence; the last two share a place.
+const CLAIMS: &[(&str, &str, &str, &str, i64)] = &[
+    ("demo", "alice", "7qS1suZRPTSNsAtig2V7tg", "granted", 1),
+    ("demo", "a", "AAAAAAAAAAAAAAAAAAAAAA", "returned", 2),
+    ("demo", "alice", "-_-_-_-_-_-_-_-_-_-_-g", "held", 3),
+    ("demo-2", "_-_", "7qS1suZRPTSNsAtig2V7tg", "granted", 1),
+    ("demo", "bob", "BBBBBBBBBBBBBBBBBBBBBA", "revoked", 4),
+    ("demo", "carol", "BBBBBBBBBBBBBBBBBBBBBA", "granted", 4),
+];
+
+fn id(claim: &(&str, &str, &str, &str, i64)) -> String {
+    format!("{}.{}.{}", claim.0, claim.1, claim.2)
+}
+
+/// A database of version [`WITH_IDS`] with [`CLAIMS`].
+async fn older(url: &str) {
+    sqlx::any::install_default_drivers();
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/migrations");
+    let all = Migrator::new(all).await.expect("the migrations");
+    let first = all.iter().filter(|migration| migration.version <= WITH_IDS).cloned().collect();
+    let pool = AnyPool::connect(url).await.expect("the database");
+    Migrator { migrations: first, ..Migrator::DEFAULT }.run(&pool).await.expect("the older schema");
+    for claim in CLAIMS {
+        let (campaign, user, _, status, sequence) = claim;
+        let statement = format!(
+            "INSERT INTO claims VALUES ('{}', '{campaign}', '{user}', 2, '{status}', 3, 2, {sequence}, 20000, \
+             1750000000000, NULL, 1750000000001, 9, {sequence})",
+            id(claim)
+        );
+        sqlx::query(AssertSqlSafe(statement)).execute(&pool).await.expect("a claim");
+    }
+    pool.close().await;
+}
+
+async fn keeps_its_claims(row: Row, url: &str) {
+    older(url).await;
+    for _ in 0..2 {
+        let sql = SqlStore::open(url).await.expect("brought up to date");
+        for campaign in ["demo", "demo-2"] {
+            let page = sql.claims(&campaign.parse().unwrap(), &ClaimCursor::default(), 100).await.unwrap();
+            let found = page.rows.iter().map(|row| {
+                (row.claim.id.to_string(), row.claim.status.as_str(), row.claim.sequence, row.revision)
+            });
+            let of_campaign = CLAIMS.iter().filter(|claim| claim.0 == campaign);
+            let expected = of_campaign.map(|claim| (id(claim), claim.3, u64::try_from(claim.4).unwrap(), 2));
+            assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        }
+        for claim in CLAIMS {
+            let id: ClaimId = id(claim).parse().unwrap();
+            let found = sql.claim(&id).await.unwrap().expect("the claim");
+            assert_eq!((found.claim.id, found.claim.quantity.get(), found.day), (id, 2, 20_000));
+        }
+        sql.close().await;
+    }
+    row.passed(2 * CLAIMS.len(), "the same claims");
+}
+
+#[tokio::test]
+async fn an_older_database_keeps_its_claims_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    let url = sqlite_url(&directory.path().join("claimgate.sqlite"));
+    keeps_its_claims(Row::begin("a database with ids as a column: SQLite"), &url).await;
+}
+
+#[tokio::test]
+async fn an_older_database_keeps_its_claims_postgres() {
+    let row = Row::begin("a database with ids as a column: PostgreSQL");
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    keeps_its_claims(row, &postgres.database("older").await).await;
+}
