@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use hdrhistogram::Histogram;
 use rustix::event::{Timespec, epoll};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
@@ -23,7 +24,9 @@ use crate::users::{UUID_CHARS, Uuids};
 
 /// The longest that any answer may take; a server that takes longer has failed.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-const ANSWER_BYTES_MAX: usize = 8192;
+/// A whole batch of claims has some 120 KiB.
+const ANSWER_BYTES_MAX: usize = 256 * 1024;
+const SEND_BYTES_MIN: usize = 64 * 1024;
 const EVENTS_MAX: usize = 256;
 /// So many requests of one load may be sent again after a 503; more of them are a server that does not keep up.
 const AGAIN_MAX: u64 = 10_000;
@@ -107,6 +110,14 @@ impl Template {
         );
         let headers = format!("Authorization: Bearer {API_TOKEN}\r\nClaimgate-Attempt: 1\r\n");
         Self::post("/internal/v1/claims", &headers, &body)
+    }
+
+    /// `claims` claims of one unit in one request, each by a new user with a new key.
+    pub fn claims(campaign: &str, claims: u32) -> Self {
+        let claim =
+            format!(r#"{{"campaign_id":"{campaign}","user_id":"{{uuid}}","idempotency_key":"{{uuid}}"}}"#);
+        let body = format!(r#"{{"claims":[{}]}}"#, vec![claim; claims as usize].join(","));
+        Self::post("/internal/v1/claims/batch", &format!("Authorization: Bearer {API_TOKEN}\r\n"), &body)
     }
 }
 
@@ -256,6 +267,8 @@ impl Client {
             let stream = TcpStream::connect(load.address).context("connecting the load")?;
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
+            // Room for a whole request, which is written at once.
+            set_socket_send_buffer_size(&stream, load.request.bytes.len().max(SEND_BYTES_MIN))?;
             epoll::add(&epoll, &stream, epoll::EventData::new_u64(number as u64), edge)?;
             let answer = vec![0; ANSWER_BYTES_MAX];
             let request = load.request.bytes.clone();

@@ -1,10 +1,11 @@
 //! What core counts, for Prometheus. Labels are results and parts of the system; never a user, never a claim.
 
+use std::cell::RefCell;
 use std::sync::LazyLock;
 use std::time::Duration;
 
 use metrics::{
-    Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 pub use metrics_exporter_prometheus::PrometheusHandle;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
@@ -63,29 +64,48 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     Ok(handle)
 }
 
+// What every claim counts is looked up once, for a look-up costs more than counting; first used after the recorder was
+// installed.
+static BATCHES: LazyLock<Histogram> = LazyLock::new(|| histogram!(BATCH_CLAIMS));
+static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION_SECONDS));
+static CACHED: LazyLock<Counter> = LazyLock::new(|| counter!(FROM_CACHE));
+thread_local! {
+    /// The counters of the results that this thread has counted: a dozen at most.
+    static RESULTS: RefCell<Vec<(&'static str, Counter)>> = const { RefCell::new(Vec::new()) };
+}
+
 /// One call to Redis decided `claims` claims.
 #[allow(clippy::cast_precision_loss)] // at most 256
 pub fn batch(claims: usize) {
-    histogram!(BATCH_CLAIMS).record(claims as f64);
+    BATCHES.record(claims as f64);
 }
-
-/// Looked up once, since every claim uses it; first used after the recorder was installed.
-static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION_SECONDS));
 
 /// A claim decided, or refused untried, after this long; `result` is the decision's name.
 pub fn decided(result: &'static str, after: Duration) {
-    counter!(DECISIONS, "result" => result).increment(1);
+    count(result);
     DECIDED_AFTER.record(after);
 }
 
 /// A claim denied as sold out from the cache, without a call to Redis.
 pub fn sold_out_from_cache() {
-    counter!(FROM_CACHE).increment(1);
+    CACHED.increment(1);
 }
 
 /// A claim on which Redis gave no decision, and why.
 pub fn undecided(reason: &'static str) {
-    counter!(DECISIONS, "result" => reason).increment(1);
+    count(reason);
+}
+
+/// One more claim with this result.
+fn count(result: &'static str) {
+    RESULTS.with_borrow_mut(|counters| {
+        if let Some((_, counter)) = counters.iter().find(|(name, _)| *name == result) {
+            return counter.increment(1);
+        }
+        let counter = counter!(DECISIONS, "result" => result);
+        counter.increment(1);
+        counters.push((result, counter));
+    });
 }
 
 /// Events committed to SQL.

@@ -2,6 +2,7 @@
 
 mod batcher;
 mod call;
+mod claim_batches;
 mod edge;
 mod http;
 mod latency;
@@ -37,6 +38,7 @@ pub const GROUPS: &[Group] = &[
     call::GROUP,
     http::GROUP,
     spread::GROUP,
+    claim_batches::GROUP,
     sold_out::GROUP,
     latency::GROUP,
     memory::GROUP,

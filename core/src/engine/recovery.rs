@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::{ClaimStatus, UserId};
-use futures_util::StreamExt as _;
+use futures_util::future::try_join;
 use tokio::time::{Instant, sleep};
 
 use super::handle::CampaignHandle;
@@ -26,7 +26,7 @@ use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
 use crate::store::redis::replies::Suspended;
 use crate::store::redis::{ClaimScan, RedisStoreError};
-use crate::store::sql::{History, OutboxWriteError, SqlError};
+use crate::store::sql::{History, LoadCursor, OutboxWriteError, SqlError};
 
 /// Lease TTL; a crashed loader blocks others this long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
@@ -326,25 +326,29 @@ impl Recovery {
         Ok(())
     }
 
+    /// The page at `place`; nothing where there is none.
+    async fn page(
+        &self,
+        campaign: &Campaign,
+        place: Option<LoadCursor>,
+    ) -> Result<(Vec<(UserId, ClaimRecord)>, Option<LoadCursor>), RecoveryError> {
+        match place {
+            Some(place) => Ok(self.sync.sql.by_user(&campaign.id, &place).await?),
+            None => Ok((vec![], None)),
+        }
+    }
+
     /// Loads the campaign from SQL; returns the number of its claims.
     async fn load(&self, handle: &CampaignHandle, campaign: &Campaign) -> Result<u64, RecoveryError> {
         let totals = self.sync.sql.totals(&campaign.id).await?;
         let mut loader = Loader::begin(&self.sync.redis, &handle.keys, campaign).await?;
-        let mut rows = std::pin::pin!(self.sync.sql.by_user(&campaign.id));
-        let mut of_one_user: Option<(_, Vec<ClaimRecord>)> = None;
-        while let Some(row) = rows.next().await {
-            let (user, record) = row?;
-            match &mut of_one_user {
-                Some((same, records)) if *same == user => records.push(record),
-                other => {
-                    if let Some((user, records)) = other.replace((user, vec![record])) {
-                        loader.user(&user, records).await?;
-                    }
-                }
-            }
-        }
-        if let Some((user, records)) = of_one_user {
-            loader.user(&user, records).await?;
+        let mut next = Some(LoadCursor::default());
+        let mut page = vec![];
+        // While one page is loaded, the next is read.
+        while next.is_some() || !page.is_empty() {
+            let (read, ()) =
+                try_join(self.page(campaign, next), async { Ok(loader.claims(page).await?) }).await?;
+            (page, next) = read;
         }
         let sequence = campaign.high_water_mark.sequence.max(totals.sequence);
         loader

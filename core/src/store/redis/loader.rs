@@ -30,6 +30,8 @@ pub struct Loader<'a> {
     campaign: &'a Campaign,
     /// The sum of the revisions of the claims loaded so far.
     revisions: u64,
+    /// The last user of the claims given so far, with all of theirs: more may follow.
+    of_one_user: Option<(UserId, Vec<ClaimRecord>)>,
     users: Pairs,
     claims: Pairs,
     holds: Pairs,
@@ -65,6 +67,7 @@ impl<'a> Loader<'a> {
             keys,
             campaign,
             revisions: 0,
+            of_one_user: None,
             users: vec![],
             claims: vec![],
             holds: vec![],
@@ -73,11 +76,26 @@ impl<'a> Loader<'a> {
         Ok(loader)
     }
 
-    /// Loads all claims of one user.
+    /// Loads claims, given user by user: those of one user follow one another, also from call to call.
     ///
     /// # Errors
     /// [`LoadError::Late`] when a newer loader has replaced this one.
-    pub async fn user(&mut self, user: &UserId, mut claims: Vec<ClaimRecord>) -> Result<(), LoadError> {
+    pub async fn claims(&mut self, claims: Vec<(UserId, ClaimRecord)>) -> Result<(), LoadError> {
+        for (user, claim) in claims {
+            match &mut self.of_one_user {
+                Some((same, claims)) if *same == user => claims.push(claim),
+                other => {
+                    if let Some((user, claims)) = other.replace((user, vec![claim])) {
+                        self.user(&user, claims).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads all claims of one user.
+    async fn user(&mut self, user: &UserId, mut claims: Vec<ClaimRecord>) -> Result<(), LoadError> {
         claims.sort_unstable_by_key(|claim| claim.sequence);
         let apart = claims.len().saturating_sub(INLINE_MAX);
         self.revisions += claims.iter().map(|claim| u64::from(claim.revision)).sum::<u64>();
@@ -106,6 +124,9 @@ impl<'a> Loader<'a> {
         taken: u64,
         now: Timestamp,
     ) -> Result<(), LoadError> {
+        if let Some((user, claims)) = self.of_one_user.take() {
+            self.user(&user, claims).await?;
+        }
         self.flush(1).await?;
         let (campaign, revisions) = (self.campaign, self.revisions);
         self.step("open", |call| {

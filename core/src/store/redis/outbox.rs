@@ -21,8 +21,9 @@ use crate::step;
 
 /// The length of an entry's head: epoch, events so far, when it was written, total and units taken.
 const HEAD_BYTES: usize = 28;
-/// Entries read at once from a campaign's stream.
-pub const ENTRIES_MAX: usize = 64;
+/// Entries read at once from a campaign's stream, and committed together: up to 32,768 claims, some 200 ms of SQLite. The
+/// more, the fewer pages of the index by user are written more than once; half as many cost an eighth more.
+pub const ENTRIES_MAX: usize = 128;
 
 /// The result of one read of an outbox.
 #[derive(Debug, Default)]

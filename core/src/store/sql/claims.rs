@@ -6,7 +6,6 @@ use std::str::FromStr;
 
 use claimgate_shared::ids::{digest_text, parse_digest};
 use claimgate_shared::{CampaignId, Claim, ClaimDigest, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
-use futures_util::{Stream, TryStreamExt as _, stream};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Row as _};
@@ -69,6 +68,13 @@ pub struct ClaimCursor {
     digest: String,
 }
 
+/// A place among a campaign's claims, user by user.
+#[derive(Debug, Clone, Default)]
+pub struct LoadCursor {
+    user: String,
+    digest: String,
+}
+
 impl fmt::Display for ClaimCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}~{}.{}", self.sequence, self.user, self.digest)
@@ -88,29 +94,32 @@ impl FromStr for ClaimCursor {
 }
 
 impl SqlStore {
-    /// Every claim of a campaign but the revoked, user by user. Read in pages: no statement lasts as long as the whole.
+    /// A page of a campaign's claims but the revoked, user by user, after the claim `after`; the last page names no next.
     /// For a suspended campaign, whose claims do not change meanwhile.
-    pub fn by_user(
+    ///
+    /// # Errors
+    /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
+    /// answer.
+    pub async fn by_user(
         &self,
         campaign: &CampaignId,
-    ) -> impl Stream<Item = Result<(UserId, ClaimRecord), SqlError>> {
-        let pages = stream::try_unfold(Some((String::new(), String::new())), move |after| async move {
-            let Some((user, digest)) = after else { return Ok::<_, SqlError>(None) };
-            step::before("sql:by_user").await;
-            let rows = sqlx::query(statements::BY_USER)
-                .bind(campaign.as_str())
-                .bind(user)
-                .bind(digest)
-                .bind(i64::from(LOAD_PAGE))
-                .fetch_all(&self.pool.within(BULK))
-                .await;
-            let rows = step::after(rows)?;
-            let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
-            let last = records.last().filter(|_| is_full(rows.len(), LOAD_PAGE));
-            let after = last.map(|(user, record)| (user.to_string(), digest_text(&record.digest)));
-            Ok(Some((stream::iter(records.into_iter().map(Ok)), after)))
-        });
-        pages.try_flatten()
+        after: &LoadCursor,
+    ) -> Result<(Vec<(UserId, ClaimRecord)>, Option<LoadCursor>), SqlError> {
+        step::before("sql:by_user").await;
+        let rows = sqlx::query(statements::BY_USER)
+            .bind(campaign.as_str())
+            .bind(after.user.as_str())
+            .bind(after.digest.as_str())
+            .bind(i64::from(LOAD_PAGE))
+            .fetch_all(&self.pool.within(BULK))
+            .await;
+        let rows = step::after(rows)?;
+        let records = rows.iter().map(read_record).collect::<Result<Vec<_>, _>>()?;
+        let next = records
+            .last()
+            .filter(|_| is_full(rows.len(), LOAD_PAGE))
+            .map(|(user, record)| LoadCursor { user: user.to_string(), digest: digest_text(&record.digest) });
+        Ok((records, next))
     }
 
     /// What SQL holds of a campaign, summed up.

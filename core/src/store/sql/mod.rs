@@ -38,7 +38,7 @@ use self::pool::{Pool, Writer};
 use self::unreadable::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use changes::{Stamp, State};
-pub use claims::{ClaimCursor, ClaimPage, ClaimRow, Totals};
+pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{History, OutboxWriteError};
 pub use serving::ServedBy;
 pub use transition::Transitioned;

@@ -13,8 +13,9 @@ macro_rules! statements {
 
 /// Stands in a statement for what makes rows of `$1`, a JSON array: the one thing the two databases say differently.
 pub const ROWS: &str = "{rows}";
-/// [`ROWS`] in SQLite.
-pub const ROWS_SQLITE: &str = "(SELECT value FROM json_each($1) LIMIT -1)";
+/// [`ROWS`] in SQLite. Binary, so that no row is turned into text and read again for each of its columns; with a limit, for
+/// else each use of `value` would take it from the array again. Both together save a third of the relay's time.
+pub const ROWS_SQLITE: &str = "(SELECT value FROM jsonb_each($1) LIMIT -1)";
 /// [`ROWS`] in PostgreSQL.
 pub const ROWS_POSTGRES: &str = "jsonb_array_elements(CAST($1 AS JSONB))";
 
