@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-crate::rising! {
+crate::monotonic! {
     /// The version of a campaign's rules: 1 when it is created, one more with each change. A number in JSON; 0 is before all.
     #[derive(Serialize, Deserialize)]
     #[serde(transparent)]

@@ -1,6 +1,6 @@
 //! Numbers that only rise, each a type of its own: none is taken for another.
 
-claimgate_shared::rising! {
+claimgate_shared::monotonic! {
     /// Which load of a campaign into Redis something belongs to, 0 before the first: what an older epoch still wants to
     /// write is refused.
     Epoch;

@@ -16,8 +16,8 @@ use claimgate_shared::{
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::campaign_load::{CampaignLoad, CampaignLoads};
 use super::handle::CampaignHandle;
+use super::queue_state::{QueueState, QueueStates};
 use super::sync::{CampaignSync, SyncError};
 use crate::domain::claim_record::ClaimRecord;
 use crate::metrics;
@@ -67,14 +67,14 @@ struct Shared {
     /// The queues of each thread.
     threads: Mutex<Vec<Weak<Queues>>>,
     /// What each campaign's queues share.
-    loads: CampaignLoads,
+    states: QueueStates,
 }
 
 /// One campaign's queue of claims for Redis.
 #[derive(Debug)]
 struct CampaignQueue {
     pending: mpsc::UnboundedSender<PendingClaim>,
-    load: Arc<CampaignLoad>,
+    state: Arc<QueueState>,
     /// Whether the queue was used since [`ClaimBatcher::drop_idle_queues`] was last called.
     used: AtomicBool,
 }
@@ -132,7 +132,7 @@ impl ClaimBatcher {
         let queue = self.queue(handle, &request.campaign_id);
         let enqueued_at = Instant::now();
         if attempt == Attempt::First
-            && let Some(version) = queue.load.sold_out.cached_denial(&request.user_id, request.quantity)
+            && let Some(version) = queue.state.sold_out.cached_denial(&request.user_id, request.quantity)
         {
             let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
             let decision = Decision { outcome, remaining: Some(0), version };
@@ -140,14 +140,14 @@ impl ClaimBatcher {
             metrics::sold_out_from_cache();
             return Ok(decision);
         }
-        if !queue.load.enter() {
+        if !queue.state.enter() {
             return Err(BatcherError::Overloaded);
         }
         let (answer, decision) = oneshot::channel();
         let pending =
             PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
         if queue.pending.send(pending).is_err() {
-            queue.load.leave(1);
+            queue.state.leave(1);
             return Err(BatcherError::Stopped);
         }
         decision.await.map_err(|_| BatcherError::Stopped)?
@@ -156,8 +156,8 @@ impl ClaimBatcher {
     /// Invalidates what is cached of `campaign`, for all threads. To be called after this core has given units back or
     /// changed the rules.
     pub fn invalidate(&self, campaign: &CampaignId) {
-        if let Some(load) = self.shared.loads.get(campaign) {
-            load.sold_out.invalidate();
+        if let Some(state) = self.shared.states.get(campaign) {
+            state.sold_out.invalidate();
         }
     }
 
@@ -173,7 +173,7 @@ impl ClaimBatcher {
                 .retain(|_, queue| queue.used.swap(false, Ordering::Relaxed) || Arc::strong_count(queue) > 1);
             dropped += before - queues.len();
         }
-        self.shared.loads.drop_unused();
+        self.shared.states.drop_unused();
         dropped
     }
 
@@ -185,11 +185,14 @@ impl ClaimBatcher {
         let mut queues = self.queues.write().unwrap_or_else(PoisonError::into_inner);
         let queue = queues.entry(id.clone()).or_insert_with(|| {
             let (pending, receiver) = mpsc::unbounded_channel();
-            let load = self.shared.loads.get_or_make(id, self.batch_max);
-            let worker =
-                Worker { sync: Arc::clone(&self.sync), handle: Arc::clone(handle), load: Arc::clone(&load) };
+            let state = self.shared.states.get_or_make(id, self.batch_max);
+            let worker = Worker {
+                sync: Arc::clone(&self.sync),
+                handle: Arc::clone(handle),
+                state: Arc::clone(&state),
+            };
             tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
-            Arc::new(CampaignQueue { pending, load, used: AtomicBool::new(true) })
+            Arc::new(CampaignQueue { pending, state, used: AtomicBool::new(true) })
         });
         Arc::clone(queue)
     }
@@ -200,7 +203,7 @@ impl ClaimBatcher {
 struct Worker {
     sync: Arc<CampaignSync>,
     handle: Arc<CampaignHandle>,
-    load: Arc<CampaignLoad>,
+    state: Arc<QueueState>,
 }
 
 impl Worker {
@@ -211,13 +214,13 @@ impl Worker {
             // one. Beside a call in flight, of whichever thread, a further one pays only when it is full: much of Redis'
             // work for a call is the same for one claim and for many. Batches of one are always full.
             let partial = queue.len() + 1 < batch_max;
-            let Some(permit) = self.load.begin_call(partial).await else { return };
+            let Some(permit) = self.state.begin_call(partial).await else { return };
             while batch.len() < batch_max
                 && let Ok(claim) = queue.try_recv()
             {
                 batch.push(claim);
             }
-            self.load.leave(batch.len());
+            self.state.leave(batch.len());
             let batch = std::mem::take(&mut batch);
             let worker = Arc::clone(&self);
             tokio::spawn(async move {
@@ -238,7 +241,7 @@ impl Worker {
                 Ok(decided) => {
                     let sold_out_denials = decided.sold_out_denials();
                     if sold_out_denials > 0 {
-                        self.load.sold_out.record_sold_out(sold_out_denials, &self.sync, &self.handle);
+                        self.state.sold_out.record_sold_out(sold_out_denials, &self.sync, &self.handle);
                     }
                     batch = answer(batch, &decided);
                 }
@@ -378,24 +381,24 @@ mod tests {
         let id = &handle.campaign().id;
         let (queue, of_second) = (first.queue(&handle, id), second.queue(&handle, id));
         assert!(!Arc::ptr_eq(&queue, &of_second), "each has its own");
-        assert!(Arc::ptr_eq(&queue.load.sold_out, &of_second.load.sold_out), "one cache for both");
-        while queue.load.enter() {}
+        assert!(Arc::ptr_eq(&queue.state.sold_out, &of_second.state.sold_out), "one cache for both");
+        while queue.state.enter() {}
         let request = br#"{"campaign_id":"hot","user_id":"u","idempotency_key":"a-key","quantity":1}"#;
         let request = ClaimRequest::parse(request).unwrap();
         let claim = || second.claim(&handle, &request, Attempt::Unknown);
         assert!(matches!(claim().await, Err(BatcherError::Overloaded)), "too many wait at the other thread");
-        queue.load.leave(queue.load.pending());
+        queue.state.leave(queue.state.pending());
         // A call of the first thread is in flight: a second one waits until it has returned.
-        let call = queue.load.begin_call(true).await.unwrap();
+        let call = queue.state.begin_call(true).await.unwrap();
         let mut waiting = std::pin::pin!(claim());
         for _ in 0..100 {
             assert!(waiting.as_mut().now_or_never().is_none());
             tokio::task::yield_now().await;
         }
-        assert_eq!(queue.load.pending(), 1);
+        assert_eq!(queue.state.pending(), 1);
         drop(call);
         assert!(matches!(waiting.await, Err(BatcherError::Sync(_))), "Redis does not run");
-        assert_eq!(queue.load.pending(), 0);
+        assert_eq!(queue.state.pending(), 0);
         drop((queue, of_second));
         assert_eq!(first.drop_idle_queues(), 0, "each was used");
         assert_eq!(first.drop_idle_queues(), 2);

@@ -22,8 +22,6 @@ pub struct CampaignHandle {
     rules: RwLock<Arc<Campaign>>,
     sequence: AtomicU64,
     events: AtomicU64,
-    /// When Redis last decided something for this core, in milliseconds since `began`.
-    decided_ms: AtomicU64,
     began: Instant,
     /// The version last applied in Redis by this core, and when.
     applied: Mutex<Option<(Version, Instant)>>,
@@ -43,9 +41,6 @@ pub struct CampaignHandle {
 
 /// Rules are applied again after this long, so that the UTC offsets in Redis reach far ahead.
 const RULES_AGE_MAX: Duration = Duration::from_hours(1);
-
-/// The next decision is expected within this time of the last.
-const BUSY_MS: u64 = 20;
 
 /// Two readings of when one and the same hold falls due differ by less.
 const EARLIER_MS: u64 = 20;
@@ -68,7 +63,6 @@ impl CampaignHandle {
             keys: Keys::of(&campaign.id),
             sequence: AtomicU64::new(campaign.high_water_mark.sequence),
             events: AtomicU64::new(campaign.high_water_mark.events),
-            decided_ms: AtomicU64::new(0),
             began: Instant::now(),
             rules: RwLock::new(Arc::new(campaign)),
             applied: Mutex::default(),
@@ -194,13 +188,7 @@ impl CampaignHandle {
 
     /// Records that Redis has decided claims for this core.
     pub fn record_decision(&self) {
-        self.decided_ms.store(self.age_ms(), Ordering::Relaxed);
-    }
-
-    /// Whether Redis has decided claims for this core within the last 20 ms.
-    pub fn is_busy(&self) -> bool {
-        let decided_ms = self.decided_ms.load(Ordering::Relaxed);
-        decided_ms > 0 && self.age_ms() < decided_ms + BUSY_MS
+        self.notices.decisions.record();
     }
 
     /// The target of a script call on `campaign`, with the minimum event count that this core knows.

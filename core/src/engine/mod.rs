@@ -3,7 +3,6 @@
 
 pub mod batcher;
 mod builder;
-mod campaign_load;
 mod campaigns;
 mod claims;
 mod error;
@@ -13,6 +12,7 @@ pub mod foreign;
 pub mod handle;
 pub mod health;
 pub mod notices;
+mod queue_state;
 pub mod reconcile;
 mod reconnect;
 pub mod recovery;

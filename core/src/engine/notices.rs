@@ -1,10 +1,12 @@
 //! Notices of work on campaigns, from the call that finds it to the job that does it. A campaign is in a list once, however
 //! often it is noticed: a refused crowd costs a flag, not a call.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use claimgate_shared::CampaignId;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Campaigns that one job has to work on.
 #[derive(Debug, Default)]
@@ -31,9 +33,45 @@ impl Inbox {
     }
 }
 
-/// One list per kind of work.
+/// The next decision is expected within this time of the last.
+const BUSY_MS: u64 = 20;
+
+/// When Redis last decided something for this core, of whatever campaign.
+#[derive(Debug)]
+pub struct LastDecision {
+    began: Instant,
+    /// In milliseconds since `began`; 0 for never.
+    decided_ms: AtomicU64,
+}
+
+impl Default for LastDecision {
+    fn default() -> Self {
+        Self { began: Instant::now(), decided_ms: AtomicU64::new(0) }
+    }
+}
+
+impl LastDecision {
+    /// Records that it has just decided something.
+    pub fn record(&self) {
+        self.decided_ms.store(self.age_ms(), Ordering::Relaxed);
+    }
+
+    /// Whether it has decided something within the last 20 ms.
+    pub fn is_recent(&self) -> bool {
+        let decided_ms = self.decided_ms.load(Ordering::Relaxed);
+        decided_ms > 0 && self.age_ms() < decided_ms + BUSY_MS
+    }
+
+    fn age_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// One list per kind of work, and whether claims are being decided.
 #[derive(Debug, Default)]
 pub struct Notices {
+    /// When claims were last decided, for the relay, which leaves them the processors.
+    pub decisions: LastDecision,
     /// Campaigns that were found not to be ready, for the maintenance.
     pub maintenance: Inbox,
     /// Campaigns whose next hold falls due earlier than was known, for the maintenance.

@@ -25,6 +25,8 @@ use crate::credentials::Caller;
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
 
+/// Room for a claim's answer, so that its body does not grow while it is written.
+const ANSWER_BYTES: usize = 512;
 /// How long a body may take to come in.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -212,7 +214,8 @@ fn signed_claim<'a>(parts: &'a request::Parts, body: &'a [u8], request: &'a Clai
 
 /// `value` as JSON, in a body of any kind.
 pub fn json<B: From<Vec<u8>>>(status: StatusCode, value: &impl Serialize) -> ApiResult<B> {
-    let body = serde_json::to_vec(value).map_err(|error| {
+    let mut body = Vec::with_capacity(ANSWER_BYTES);
+    serde_json::to_writer(&mut body, value).map_err(|error| {
         tracing::error!(%error, "cannot write an answer");
         Problem::new(Code::Unavailable, "the answer could not be written")
     })?;

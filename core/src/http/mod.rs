@@ -4,12 +4,12 @@ mod admin;
 pub mod auth;
 mod error;
 mod extract;
+pub mod fast_path;
 mod internal;
 pub mod listeners;
 mod middleware;
 mod openapi;
 mod routes;
-pub mod short_way;
 pub mod state;
 pub mod threads;
 

@@ -17,7 +17,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::short_way::InternalRoutes;
+use super::fast_path::InternalRoutes;
 use super::state::AppState;
 use super::{accept, connection, server};
 

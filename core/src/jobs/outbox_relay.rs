@@ -32,11 +32,12 @@ use crate::store::sql::{OutboxWriteError, SqlStore};
 const IDLE: Duration = Duration::from_secs(5);
 /// The `nice` value of the relay's thread: at 5 it gets a third of the time that a deciding thread gets.
 const NICENESS: i32 = 5;
-/// A stampede is a batch of at least this many events. The relay then rests this many times as long as it works, until
-/// the outbox is half full.
-const MANY: usize = 2048;
+/// While claims are being decided, the relay rests this many times as long as it works, until the outbox is half full:
+/// they get the processors and the disk, and a commit has more rows, which makes each of them cheaper.
 const REST: u32 = 4;
-/// How often a resting relay checks whether the stampede is over.
+/// The longest that it rests after a commit, however long that took.
+const REST_MAX: Duration = Duration::from_secs(1);
+/// How often a resting relay checks whether claims are still being decided.
 const LOOK_UP: Duration = Duration::from_millis(5);
 /// The longest a commit may take; an entry has 256 claims at most.
 const COMMIT_MAX: Duration = Duration::from_secs(10);
@@ -127,7 +128,7 @@ impl OutboxRelay {
 
     /// Runs until `stop` turns true.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let relay = Relay::new(&self, IDLE);
+        let relay = Relay::new(&self, IDLE, true);
         tokio::select! {
             () = relay.work() => {}
             _ = stop.wait_for(|stop| *stop) => {}
@@ -140,7 +141,7 @@ impl OutboxRelay {
     /// # Errors
     /// The first error of any campaign; the others are relayed all the same.
     pub async fn round(&self, idle: Duration) -> Result<(), RelayError> {
-        let relay = Relay::new(self, idle);
+        let relay = Relay::new(self, idle, false);
         let mut outcome = Ok(());
         for handle in self.registry.all() {
             handle.has_leftovers();
@@ -163,6 +164,8 @@ struct Relay<'a> {
     commits: Semaphore,
     /// The connection for reading, once made; dropped when it breaks.
     reader: Mutex<Option<OutboxReader>>,
+    /// Whether it leaves the processors to claims.
+    rests: bool,
 }
 
 /// The relay's state of one campaign.
@@ -184,9 +187,9 @@ impl Default for Place {
 }
 
 impl<'a> Relay<'a> {
-    fn new(parts: &'a OutboxRelay, idle: Duration) -> Self {
+    fn new(parts: &'a OutboxRelay, idle: Duration, rests: bool) -> Self {
         let commits = Semaphore::new(parts.sql.writers_max());
-        Self { parts, idle, commits, reader: Mutex::default() }
+        Self { parts, idle, commits, reader: Mutex::default(), rests }
     }
 
     /// Relays each campaign that is noticed.
@@ -334,11 +337,19 @@ impl<'a> Relay<'a> {
             }
             let left = self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
-            if batch.events() >= MANY && left < self.parts.redis.outbox_max() / 2 {
-                yield_to_claims(handle, started.elapsed() * REST).await;
+            if self.rests && left < self.parts.redis.outbox_max() / 2 {
+                self.rest((started.elapsed() * REST).min(REST_MAX)).await;
             }
         }
         Ok(batch.len())
+    }
+
+    /// Waits for `rest` while claims are being decided; SQL catches up after a stampede.
+    async fn rest(&self, rest: Duration) {
+        let until = Instant::now() + rest;
+        while self.parts.registry.notices().decisions.is_recent() && Instant::now() < until {
+            sleep(LOOK_UP).await;
+        }
     }
 
     /// Moves an entry that cannot be relayed out of the outbox.
@@ -363,13 +374,5 @@ impl<'a> Relay<'a> {
         tracing::error!(campaign = %handle.campaign().id, %error, "the database refuses claims; suspending the campaign");
         self.parts.recovery.suspend(handle).await?;
         Ok(0)
-    }
-}
-
-/// Waits for `rest` while claims are being decided, to leave them the processors: SQL catches up after a stampede.
-async fn yield_to_claims(handle: &CampaignHandle, rest: Duration) {
-    let until = Instant::now() + rest;
-    while handle.is_busy() && Instant::now() < until {
-        sleep(LOOK_UP).await;
     }
 }

@@ -18,7 +18,7 @@ const PENDING_MAX: usize = 8192;
 
 /// What the queues of one campaign share, whatever thread they are of.
 #[derive(Debug)]
-pub(super) struct CampaignLoad {
+pub(super) struct QueueState {
     pub sold_out: Arc<SoldOutCache>,
     /// The number of claims that wait.
     pending: AtomicUsize,
@@ -27,7 +27,7 @@ pub(super) struct CampaignLoad {
     calls_max: u32,
 }
 
-impl CampaignLoad {
+impl QueueState {
     /// For calls of at most `batch_max` claims.
     fn new(batch_max: usize) -> Self {
         let calls_max = u32::try_from(IN_FLIGHT_MAX / batch_max.max(1)).unwrap_or(u32::MAX).max(1);
@@ -62,30 +62,30 @@ impl CampaignLoad {
     }
 }
 
-/// The loads of the campaigns that have queues: each goes with its last queue.
+/// The states of the campaigns that have queues: each goes with its last queue.
 #[derive(Debug, Default)]
-pub(super) struct CampaignLoads(Mutex<HashMap<CampaignId, Weak<CampaignLoad>>>);
+pub(super) struct QueueStates(Mutex<HashMap<CampaignId, Weak<QueueState>>>);
 
-impl CampaignLoads {
-    /// The load of `campaign`, if it has a queue.
-    pub fn get(&self, campaign: &CampaignId) -> Option<Arc<CampaignLoad>> {
+impl QueueStates {
+    /// The state of `campaign`, if it has a queue.
+    pub fn get(&self, campaign: &CampaignId) -> Option<Arc<QueueState>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get(campaign).and_then(Weak::upgrade)
     }
 
-    /// The load of `campaign`, for a new queue that makes calls of at most `batch_max` claims.
-    pub fn get_or_make(&self, campaign: &CampaignId, batch_max: usize) -> Arc<CampaignLoad> {
-        let mut loads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(load) = loads.get(campaign).and_then(Weak::upgrade) {
-            return load;
+    /// The state of `campaign`, for a new queue that makes calls of at most `batch_max` claims.
+    pub fn get_or_make(&self, campaign: &CampaignId, batch_max: usize) -> Arc<QueueState> {
+        let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(state) = states.get(campaign).and_then(Weak::upgrade) {
+            return state;
         }
-        let load = Arc::new(CampaignLoad::new(batch_max));
-        loads.insert(campaign.clone(), Arc::downgrade(&load));
-        load
+        let state = Arc::new(QueueState::new(batch_max));
+        states.insert(campaign.clone(), Arc::downgrade(&state));
+        state
     }
 
-    /// Forgets the loads that have gone.
+    /// Forgets the states that have gone.
     pub fn drop_unused(&self) {
-        let mut loads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        loads.retain(|_, load| load.strong_count() > 0);
+        let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        states.retain(|_, state| state.strong_count() > 0);
     }
 }

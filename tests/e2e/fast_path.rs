@@ -25,10 +25,10 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// The prefixes of the campaigns that are claimed on the long and on the short way: of one length, so that answers are.
-const PREFIXES: [&str; 2] = ["long-", "shrt-"];
+/// The prefixes of the campaigns that are claimed through the router and by the fast path: of one length, so that answers are.
+const PREFIXES: [&str; 2] = ["slow-", "fast-"];
 
-/// One engine behind the router alone, and behind the threads, which know the short way.
+/// One engine behind the router alone, and behind the threads, which know the fast path.
 struct Ways {
     state: AppState,
     listen: [SocketAddr; 2],
@@ -57,14 +57,14 @@ impl Ways {
         let state = AppState::new(Arc::new(engine), authenticator, metrics, concurrency_max);
         state.set_serving(true);
         let (stop, stopped) = watch::channel(false);
-        let (long, short) = (listener().await, listener().await);
-        let listen = [long.local_addr().unwrap(), short.local_addr().unwrap()];
-        tokio::spawn(serve(long, internal_router(state.clone()), stopped.clone()));
-        tokio::spawn(Arc::new(Threads::start(&state, 2).unwrap()).serve(short, stopped));
+        let (router, fast) = (listener().await, listener().await);
+        let listen = [router.local_addr().unwrap(), fast.local_addr().unwrap()];
+        tokio::spawn(serve(router, internal_router(state.clone()), stopped.clone()));
+        tokio::spawn(Arc::new(Threads::start(&state, 2).unwrap()).serve(fast, stopped));
         Self { state, listen, _running: (stop, redis, directory) }
     }
 
-    /// Sends the same bytes both ways, `long-` in them replaced, and compares the answers.
+    /// Sends the same bytes both ways, `slow-` in them replaced, and compares the answers.
     async fn compare(&self, what: &str, expected: u16, request: &str) {
         let mut answers = Vec::new();
         for (address, prefix) in self.listen.iter().zip(PREFIXES) {
@@ -74,8 +74,8 @@ impl Ways {
             assert_eq!(status(&answer), Some(expected), "{what}: {}", String::from_utf8_lossy(&answer));
             answers.push(String::from_utf8(answer).unwrap().replace(prefix, PREFIXES[0]));
         }
-        let [long, short] = [&answers[0], &answers[1]].map(|answer| without_chance(answer));
-        assert_eq!(long, short, "{what}");
+        let [router, fast] = [&answers[0], &answers[1]].map(|answer| without_chance(answer));
+        assert_eq!(router, fast, "{what}");
     }
 }
 
@@ -119,7 +119,7 @@ fn without_chance(answer: &str) -> String {
 }
 
 fn claim(campaign: &str, user: &str, key: &str, quantity: u32) -> String {
-    claim_request(&claim_body(&format!("long-{campaign}"), user, key, quantity).to_string())
+    claim_request(&claim_body(&format!("slow-{campaign}"), user, key, quantity).to_string())
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 /// Declares such numbers.
 #[macro_export]
-macro_rules! rising {
+macro_rules! monotonic {
     ($($(#[$about:meta])* $name:ident;)+) => {$(
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]

@@ -1,4 +1,5 @@
-//! The short way of a claim: past the router, its layers and their boxes, which took a fifth of core's work on a claim. Every other request takes the router's way; both answer the same.
+//! The fast path of a claim: past the router, its layers and their boxes, which took a fifth of core's work on a claim.
+//! Every other request goes through the router; both answer the same.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use super::listeners::internal_router;
 use super::middleware::{Exchange, admit};
 use super::state::AppState;
 
-/// The internal listener's routes: claims the short way, all else through the router.
+/// The internal listener's routes: claims by the fast path, all else through the router.
 #[derive(Debug)]
 pub struct InternalRoutes {
     state: AppState,
@@ -69,7 +70,7 @@ mod tests {
     use crate::http::routes::internal_routes;
 
     #[test]
-    fn the_short_way_is_a_route_of_the_router() {
+    fn the_fast_path_is_a_route_of_the_router() {
         let document = internal_routes().into_openapi();
         let path = document.paths.paths.get(CLAIM_PATH);
         assert!(path.is_some_and(|path| path.post.is_some()));
