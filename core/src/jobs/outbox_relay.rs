@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Backoff;
+use crate::clock;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
@@ -37,6 +38,10 @@ const NICENESS: i32 = 5;
 const REST: u32 = 4;
 /// The longest that it rests after a commit, however long that took.
 const REST_MAX: Duration = Duration::from_secs(1);
+/// A batch of at least this many events is of a stampede. After a smaller one the relay rests only while SQL is less than
+/// [`LAG_MAX`] behind: many campaigns with few claims each wait for one another.
+const MANY: usize = 2048;
+const LAG_MAX: Duration = Duration::from_secs(5);
 /// How often a resting relay checks whether claims are still being decided.
 const LOOK_UP: Duration = Duration::from_millis(5);
 /// The longest a commit may take; an entry has 256 claims at most.
@@ -337,7 +342,8 @@ impl<'a> Relay<'a> {
             }
             let left = self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
-            if self.rests && left < self.parts.redis.outbox_max() / 2 {
+            let has_time = batch.events() >= MANY || batch.age(clock::now()) < LAG_MAX;
+            if self.rests && has_time && left < self.parts.redis.outbox_max() / 2 {
                 self.rest((started.elapsed() * REST).min(REST_MAX)).await;
             }
         }
