@@ -132,7 +132,8 @@ impl ClaimBatcher {
         let queue = self.queue(handle, &request.campaign_id);
         let enqueued_at = Instant::now();
         if attempt == Attempt::First
-            && let Some(version) = queue.state.sold_out.cached_denial(&request.user_id, request.quantity)
+            && let Some(version) =
+                queue.state.sold_out.cached_denial(&request.user_id, request.quantity, enqueued_at)
         {
             let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
             let decision = Decision { outcome, remaining: Some(0), version };

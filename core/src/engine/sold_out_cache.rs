@@ -77,9 +77,11 @@ impl Default for SoldOutCache {
 }
 
 impl SoldOutCache {
-    /// The version of the rules that certainly refuse `user`, because nothing is left; `None` when Redis has to decide.
-    pub fn cached_denial(&self, user: &UserId, quantity: Quantity) -> Option<Version> {
-        if self.now_us() >= self.until_us.load(Ordering::Acquire) {
+    /// The version of the rules that certainly refuse `user` at `now`, because nothing is left; `None` when Redis has to
+    /// decide.
+    pub fn cached_denial(&self, user: &UserId, quantity: Quantity, now: Instant) -> Option<Version> {
+        let until_us = self.until_us.load(Ordering::Acquire);
+        if until_us == 0 || self.us_of(now) >= until_us {
             return None;
         }
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);
@@ -143,14 +145,15 @@ impl SoldOutCache {
         }
     }
 
-    fn now_us(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    /// `at` in microseconds since the cache began.
+    fn us_of(&self, at: Instant) -> u64 {
+        u64::try_from(at.duration_since(self.began).as_micros()).unwrap_or(u64::MAX)
     }
 
     async fn watch(&self, sync: &CampaignSync, handle: &CampaignHandle) -> Result<(), SyncError> {
         let mut used_at = Instant::now();
         while used_at.elapsed() < IDLE_MAX {
-            let (asked_us, changes) = (self.now_us(), self.changes.load(Ordering::Acquire));
+            let (asked_us, changes) = (self.us_of(Instant::now()), self.changes.load(Ordering::Acquire));
             let epoch = handle.campaign().epoch;
             let Some(reply) = sync.sold_out(handle).await? else { return Ok(()) };
             if handle.campaign().epoch != epoch {
@@ -214,7 +217,9 @@ mod tests {
     }
 
     fn refuses(sold_out: &SoldOutCache, user: &str) -> bool {
-        sold_out.cached_denial(&user.parse().unwrap(), Quantity::try_from(1).unwrap()).is_some()
+        sold_out
+            .cached_denial(&user.parse().unwrap(), Quantity::try_from(1).unwrap(), Instant::now())
+            .is_some()
     }
 
     #[test]

@@ -43,27 +43,26 @@ pub async fn finish(mut request: Request, next: Next) -> Response {
 /// A request that is being answered.
 #[derive(Debug)]
 pub struct Exchange {
-    started: Instant,
     id: HeaderValue,
-    /// Method and path, for the log.
-    line: Option<(Method, String)>,
+    /// When it began, method and path, if they are logged.
+    line: Option<(Instant, Method, String)>,
 }
 
 impl Exchange {
     /// Gives the request its id.
     pub fn begin<B>(request: &Request<B>) -> Self {
         let line = tracing::enabled!(tracing::Level::DEBUG)
-            .then(|| (request.method().clone(), request.uri().path().to_owned()));
-        Self { started: Instant::now(), id: request_id(request.headers()), line }
+            .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
+        Self { id: request_id(request.headers()), line }
     }
 
     /// Writes out the request's answer: a problem's body, the headers that every answer carries.
     pub fn end<B: From<Vec<u8>>>(self, mut response: Response<B>) -> Response<B> {
-        let Self { started, id, line } = self;
+        let Self { id, line } = self;
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
         }
-        if let Some((method, path)) = line {
+        if let Some((started, method, path)) = line {
             let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
             tracing::debug!(request = ?id, %method, path, status, ms, "answered");
         }
@@ -109,7 +108,7 @@ fn own_id() -> HeaderValue {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&*PROCESS);
     bytes[8..].copy_from_slice(&REQUESTS.fetch_add(1, Ordering::Relaxed).to_be_bytes());
-    HeaderValue::from_str(&URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
+    HeaderValue::try_from(URL_SAFE_NO_PAD.encode(bytes)).unwrap_or(HeaderValue::from_static("none"))
 }
 
 /// Answers the requests that [`admit`] lets in.

@@ -1,11 +1,14 @@
 //! The scripts' replies as types. What a reply's numbers mean is written at the head of each script.
 
+mod answers;
+
 use std::time::Duration;
 
 use claimgate_shared::{Denial, Timestamp, Version};
 use redis::Value;
 
-use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, timestamp};
+use self::answers::Answers;
+use crate::domain::claim_record::{ClaimRecord, optional_timestamp};
 use crate::domain::counters::Epoch;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
@@ -203,72 +206,6 @@ pub fn decided(
     Ok(Ok(Decided { now, version, events, total, more_due, verdicts }))
 }
 
-/// The packed answers of `claim.lua`, taken one after another, and what the next of them goes on from.
-struct Answers<'a> {
-    sequence: u64,
-    taken: u64,
-    expires_at: Option<Timestamp>,
-    zone: &'a TimeZone,
-    bytes: &'a [u8],
-}
-
-impl Answers<'_> {
-    /// The answer to the next claim, which asked for `quantity`.
-    fn next(&mut self, quantity: u32) -> Result<Verdict, Malformed> {
-        let denial = match self.number(1)? {
-            1 => {
-                self.sequence += 1;
-                self.taken += u64::from(quantity);
-                let (sequence, expires_at, taken) = (self.sequence, self.expires_at, self.taken);
-                return Ok(Verdict::Granted { sequence, expires_at, taken });
-            }
-            2 => {
-                let record = ClaimRecord::read(self.take(ClaimRecord::BYTES)?);
-                let claim = record.ok_or_else(|| Malformed("record".to_owned()))?;
-                return Ok(Verdict::Replayed { claim, taken: self.taken });
-            }
-            3 => Denial::IdempotencyKeyReused,
-            4 => Denial::Paused,
-            5 => Denial::Ended { ends_at: None },
-            6 => Denial::NotStarted { starts_at: self.timestamp()? },
-            7 => Denial::Ended { ends_at: Some(self.timestamp()?) },
-            8 => Denial::QuantityOutOfRange { per_claim: self.units()? },
-            9 => {
-                let (remaining, day) = (self.units()?, self.number(3)?);
-                let resets_at = self.zone.day_end(i64::try_from(day).unwrap_or(i64::MAX));
-                Denial::UserDailyLimitReached { remaining, resets_at }
-            }
-            10 => Denial::UserLimitReached { remaining: self.units()? },
-            11 => Denial::SoldOut { remaining: self.units()? },
-            12 => return Ok(Verdict::RetryAfterSweep),
-            13 => return Ok(Verdict::OutboxFull),
-            other => return Err(Malformed(format!("answer {other}"))),
-        };
-        Ok(Verdict::Denied(denial))
-    }
-
-    fn take(&mut self, length: usize) -> Result<&[u8], Malformed> {
-        let (taken, rest) =
-            self.bytes.split_at_checked(length).ok_or_else(|| Malformed("answers cut short".to_owned()))?;
-        self.bytes = rest;
-        Ok(taken)
-    }
-
-    fn number(&mut self, width: usize) -> Result<u64, Malformed> {
-        self.take(width).map(be_int)
-    }
-
-    /// Units left or allowed; more than 32 bits only where a limit is none.
-    fn units(&mut self) -> Result<u32, Malformed> {
-        Ok(u32::try_from(self.number(5)?).unwrap_or(u32::MAX))
-    }
-
-    fn timestamp(&mut self) -> Result<Timestamp, Malformed> {
-        let ms = self.number(6)?;
-        timestamp(ms).ok_or_else(|| Malformed(format!("time {ms}")))
-    }
-}
-
 /// A campaign's counters as they stand in Redis.
 #[derive(Debug, Clone, Copy)]
 pub struct Counters {
@@ -448,65 +385,4 @@ pub fn word(reply: Value, words: &[&str]) -> Result<Ready<usize>, Malformed> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn text(text: &str) -> Value {
-        Value::BulkString(text.as_bytes().to_vec())
-    }
-
-    /// A reply of `claim.lua` with these packed answers: 5 sequences given and 40 units taken before.
-    fn reply(answers: &[u8]) -> Value {
-        let numbers = [1_700_000_000_000, 3, 17, 100, 0, 5, 40, 0].map(Value::Int);
-        let answers = Value::BulkString(answers.to_vec());
-        Value::Array([vec![text("decided")], numbers.to_vec(), vec![answers]].concat())
-    }
-
-    fn verdicts(answers: &[u8], quantities: &[u32]) -> Result<Vec<Verdict>, Malformed> {
-        let decided = decided(reply(answers), &TimeZone::default(), quantities.iter().copied())?;
-        Ok(decided.expect("ready").verdicts)
-    }
-
-    #[test]
-    fn each_grant_goes_on_from_the_one_before() {
-        let granted = |sequence, taken| Verdict::Granted { sequence, expires_at: None, taken };
-        assert_eq!(verdicts(&[1, 1], &[2, 3]).unwrap(), [granted(6, 42), granted(7, 45)]);
-        let decided = decided(reply(&[1, 1]), &TimeZone::default(), [2, 3].into_iter()).unwrap().unwrap();
-        assert_eq!((decided.version, decided.events, decided.total), (Version::new(3), 17, Some(100)));
-        assert_eq!(decided.high_water_mark(), HighWaterMark { sequence: 7, events: 17 });
-    }
-
-    #[test]
-    fn each_denial_tells_its_own_number() {
-        let answers = [&[4][..], &[10, 0, 0, 0, 0, 1], &[11, 0, 0, 0, 0, 0], &[12], &[13]].concat();
-        assert_eq!(
-            verdicts(&answers, &[1; 5]).unwrap(),
-            [
-                Verdict::Denied(Denial::Paused),
-                Verdict::Denied(Denial::UserLimitReached { remaining: 1 }),
-                Verdict::Denied(Denial::SoldOut { remaining: 0 }),
-                Verdict::RetryAfterSweep,
-                Verdict::OutboxFull,
-            ]
-        );
-    }
-
-    #[test]
-    fn what_no_script_answers_is_malformed() {
-        assert!(verdicts(&[1], &[1, 1]).is_err(), "an answer is missing");
-        assert!(verdicts(&[1, 1], &[1]).is_err(), "an answer too many");
-        assert!(verdicts(&[14], &[1]).is_err(), "no such answer");
-        assert!(verdicts(&[2, 0], &[1]).is_err(), "a record cut short");
-        assert!(decided(Value::Okay, &TimeZone::default(), [].into_iter()).is_err());
-        assert!(word(Value::Array(vec![text("tired")]), &["changed", "newer"]).is_err());
-    }
-
-    #[test]
-    fn a_campaign_that_is_not_ready_says_why() {
-        let reply = |reason| Value::Array(vec![text("not_ready"), text(reason)]);
-        assert_eq!(read(reply("behind")).unwrap().err(), Some(NotReadyReason::Behind));
-        assert_eq!(sold_out(reply("epoch")).unwrap().err(), Some(NotReadyReason::Epoch));
-        assert_eq!(transitioned(reply("missing")).unwrap().err(), Some(NotReadyReason::Missing));
-        assert!(read(reply("tired")).is_err());
-    }
-}
+mod tests;

@@ -1,0 +1,46 @@
+use super::*;
+
+#[derive(Debug, clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// What `serve` with these flags would do on an empty data directory; nothing is written.
+fn look(flags: &[&str]) -> Result<Config, String> {
+    let directory = tempfile::tempdir().unwrap();
+    let data_dir = directory.path().to_str().unwrap();
+    let line = ["claimgate", "--data-dir", data_dir].into_iter().chain(flags.iter().copied());
+    let args = <Line as clap::Parser>::try_parse_from(line).unwrap().serve;
+    let config = Config::look(&args).map_err(|error| error.to_string());
+    assert!(fs::read_dir(directory.path()).unwrap().next().is_none(), "a look writes nothing");
+    config
+}
+
+#[test]
+fn without_a_flag_the_defaults_hold() {
+    let config = look(&[]).unwrap();
+    assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+    assert_eq!((config.outbox_max, config.batch_max), (OUTBOX_MAX_DEFAULT, BATCH_MAX));
+    assert_eq!(config.archive_after, ARCHIVE_AFTER_DEFAULT);
+    assert!(config.redis_url.is_none() && config.database_url.starts_with("sqlite:"));
+}
+
+#[test]
+fn a_wrong_value_is_named_with_its_variable_and_what_it_must_be() {
+    for (flags, variable, part) in [
+        (["--listen", "8080"], "CLAIMGATE_LISTEN", "address:port"),
+        (["--admin-listen", "localhost"], "CLAIMGATE_ADMIN_LISTEN", "address:port"),
+        (["--outbox-max", "0"], "CLAIMGATE_OUTBOX_MAX", "whole number from 1 on"),
+        (["--batch-max", "257"], "CLAIMGATE_BATCH_MAX", "at most 256"),
+        (["--redis-maxmemory-mib", "-1"], "CLAIMGATE_REDIS_MAXMEMORY_MIB", "whole number"),
+        (["--archive-after-s", "1.5"], "CLAIMGATE_ARCHIVE_AFTER_S", "whole number"),
+        (["--redis-url", "http://redis"], "CLAIMGATE_REDIS_URL", "redis://"),
+        (["--redis-url", "redis-sentinel://a"], "CLAIMGATE_REDIS_URL", "not supported"),
+        (["--database-url", "mysql://db"], "CLAIMGATE_DATABASE_URL", "postgres://"),
+    ] {
+        let flag = format!("{}={}", flags[0], flags[1]);
+        let error = look(&[&flag]).unwrap_err();
+        assert!(error.starts_with(&format!("{variable}: ")) && error.contains(part), "{flag}: {error}");
+    }
+}

@@ -1,0 +1,60 @@
+use super::*;
+
+fn text(text: &str) -> Value {
+    Value::BulkString(text.as_bytes().to_vec())
+}
+
+/// A reply of `claim.lua` with these packed answers: 5 sequences given and 40 units taken before.
+fn reply(answers: &[u8]) -> Value {
+    let numbers = [1_700_000_000_000, 3, 17, 100, 0, 5, 40, 0].map(Value::Int);
+    let answers = Value::BulkString(answers.to_vec());
+    Value::Array([vec![text("decided")], numbers.to_vec(), vec![answers]].concat())
+}
+
+fn verdicts(answers: &[u8], quantities: &[u32]) -> Result<Vec<Verdict>, Malformed> {
+    let decided = decided(reply(answers), &TimeZone::default(), quantities.iter().copied())?;
+    Ok(decided.expect("ready").verdicts)
+}
+
+#[test]
+fn each_grant_goes_on_from_the_one_before() {
+    let granted = |sequence, taken| Verdict::Granted { sequence, expires_at: None, taken };
+    assert_eq!(verdicts(&[1, 1], &[2, 3]).unwrap(), [granted(6, 42), granted(7, 45)]);
+    let decided = decided(reply(&[1, 1]), &TimeZone::default(), [2, 3].into_iter()).unwrap().unwrap();
+    assert_eq!((decided.version, decided.events, decided.total), (Version::new(3), 17, Some(100)));
+    assert_eq!(decided.high_water_mark(), HighWaterMark { sequence: 7, events: 17 });
+}
+
+#[test]
+fn each_denial_tells_its_own_number() {
+    let answers = [&[4][..], &[10, 0, 0, 0, 0, 1], &[11, 0, 0, 0, 0, 0], &[12], &[13]].concat();
+    assert_eq!(
+        verdicts(&answers, &[1; 5]).unwrap(),
+        [
+            Verdict::Denied(Denial::Paused),
+            Verdict::Denied(Denial::UserLimitReached { remaining: 1 }),
+            Verdict::Denied(Denial::SoldOut { remaining: 0 }),
+            Verdict::RetryAfterSweep,
+            Verdict::OutboxFull,
+        ]
+    );
+}
+
+#[test]
+fn what_no_script_answers_is_malformed() {
+    assert!(verdicts(&[1], &[1, 1]).is_err(), "an answer is missing");
+    assert!(verdicts(&[1, 1], &[1]).is_err(), "an answer too many");
+    assert!(verdicts(&[14], &[1]).is_err(), "no such answer");
+    assert!(verdicts(&[2, 0], &[1]).is_err(), "a record cut short");
+    assert!(decided(Value::Okay, &TimeZone::default(), [].into_iter()).is_err());
+    assert!(word(Value::Array(vec![text("tired")]), &["changed", "newer"]).is_err());
+}
+
+#[test]
+fn a_campaign_that_is_not_ready_says_why() {
+    let reply = |reason| Value::Array(vec![text("not_ready"), text(reason)]);
+    assert_eq!(read(reply("behind")).unwrap().err(), Some(NotReadyReason::Behind));
+    assert_eq!(sold_out(reply("epoch")).unwrap().err(), Some(NotReadyReason::Epoch));
+    assert_eq!(transitioned(reply("missing")).unwrap().err(), Some(NotReadyReason::Missing));
+    assert!(read(reply("tired")).is_err());
+}
