@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use support::browser::{Browser, PHONE};
-use support::edge::LossyProxy;
+use support::lossy_proxy::LossyProxy;
 use support::times::{from_now, ms, now_ms};
 
 use super::{BUTTON, PHASE, in_browser, limits, page_world, text, user, visit};
