@@ -18,7 +18,7 @@ const LAYERS: [(&str, &[&str]); 14] = [
     ("engine", &["clock", "config", "domain", "metrics", "store"]),
     ("doctor", &["clock", "config", "data_dir", "store"]),
     ("http", &["clock", "credentials", "domain", "engine", "store"]),
-    ("jobs", &["domain", "engine", "metrics", "store"]),
+    ("jobs", &["clock", "domain", "engine", "metrics", "store"]),
     ("server", &["config", "doctor", "engine", "http", "jobs", "metrics", "store"]),
 ];
 /// The command line, at the top, may import all of it.
