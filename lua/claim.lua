@@ -15,7 +15,7 @@
 --     1                                    granted or, with an expiry, held: the next sequence
 --     2 claim's record                     replay: the claim as it stands
 --     3                                    the key had another quantity
---     4 paused   5 ended by hand   6 starts at 6   7 ends at 6
+--     4 paused   5 ended by an admin   6 starts at 6   7 ends at 6
 --     8 per_claim 5                        more than one claim may take
 --     9 remaining 5, day 3                 per_user_per_day
 --    10 remaining 5                        per_user

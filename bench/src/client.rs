@@ -26,6 +26,7 @@ use crate::users::{UUID_CHARS, Uuids};
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
 /// A whole batch of claims has some 120 KiB.
 const ANSWER_BYTES_MAX: usize = 256 * 1024;
+/// As the system would begin with, or more: a small request does not need a smaller buffer.
 const SEND_BYTES_MIN: usize = 64 * 1024;
 const EVENTS_MAX: usize = 256;
 /// So many requests of one load may be sent again after a 503; more of them are a server that does not keep up.

@@ -121,7 +121,7 @@ async function claim() {
 	if (token) {
 		// Stored before it is sent: after a reload it is the same claim, not a first try.
 		keep({ unknown: unsure() || kept.unknown, key: kept.key ?? randomText(22), state: "pending" });
-		settle(await askUntilKnown());
+		conclude(await askUntilKnown());
 	}
 	busy = null;
 	render();
@@ -170,7 +170,7 @@ function fromClaim(claim, replayed) {
 	return { kind: won ? "won" : "denied", code: !won ? `claim_${claim.status}` : replayed ? "replayed" : claim.status, claim };
 }
 
-function settle(answer) {
+function conclude(answer) {
 	outcome = answer;
 	const { kind, code, claim, remaining } = answer;
 	if (kind === "won") {
@@ -180,7 +180,7 @@ function settle(answer) {
 		if (claim) delete kept.wins[claim.id];
 		keep({ state: "denied", key: null, unknown: false });
 	} else if (kind === "denied") {
-		// Rules are tried after the look for the key; other refusals settle nothing.
+		// Rules are tried after the look for the key; other refusals say nothing of it.
 		if (!kept.unknown || claim || STOPPED.test(code) || LIMITED.test(code)) keep({ state: "denied" });
 		if (code === "unauthenticated") signOut(answer);
 	}
@@ -191,7 +191,7 @@ async function lookUp() {
 	const { id } = outcome.claim;
 	const reply = await call(`/v1/claims/${id}`, bearer());
 	if (busy || outcome?.claim?.id !== id) return;
-	if (reply.body.claim) settle(fromClaim(reply.body.claim, outcome.code === "replayed"));
+	if (reply.body.claim) conclude(fromClaim(reply.body.claim, outcome.code === "replayed"));
 	else if (reply.status === 404) {
 		delete kept.wins[id];
 		keep({ state: "denied", unknown: true });

@@ -24,7 +24,7 @@ pub enum Status {
     Expired,
 }
 
-/// What an admin has set by hand.
+/// What an admin has set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switch {
     On,

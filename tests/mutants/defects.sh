@@ -91,7 +91,7 @@ defect holds_not_loaded core/src/store/redis/loader.rs \
     'claim.status == ClaimStatus::Held)' 'claim.status == ClaimStatus::Revoked)'
 
 # Invariant 8: a Redis that has lost something decides nothing.
-defect floor_not_checked lua/prelude.lua \
+defect minimum_events_not_checked lua/prelude.lua \
     "if events < tonumber(ARGV[2]) then return nil, 'behind' end" ''
 defect missing_key_not_noticed lua/prelude.lua \
     "if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5]) < 4 then return nil, 'sentinel' end" ''

@@ -23,7 +23,7 @@ const SINGLE: &Definition = &Definition::told("(d) single route beside it", Unit
 
 /// Claims a request, the most that there may be.
 const CLAIMS: u32 = 256;
-/// As many claims as this leave no room for more in a campaign's queues, of which each has 8,192.
+/// Half as many claims at once as may wait for one campaign.
 const CONNECTIONS: usize = 16;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {

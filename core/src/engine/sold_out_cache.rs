@@ -80,8 +80,7 @@ impl SoldOutCache {
     /// The version of the rules that certainly refuse `user` at `now`, because nothing is left; `None` when Redis has to
     /// decide.
     pub fn cached_denial(&self, user: &UserId, quantity: Quantity, now: Instant) -> Option<Version> {
-        let until_us = self.until_us.load(Ordering::Acquire);
-        if until_us == 0 || self.us_of(now) >= until_us {
+        if self.us_of(now) >= self.until_us.load(Ordering::Acquire) {
             return None;
         }
         let memory = self.memory.read().unwrap_or_else(PoisonError::into_inner);

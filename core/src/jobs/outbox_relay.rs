@@ -342,16 +342,16 @@ impl<'a> Relay<'a> {
             }
             let left = self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
-            let has_time = batch.events() >= MANY || batch.age(clock::now()) < LAG_MAX;
-            if self.rests && has_time && left < self.parts.redis.outbox_max() / 2 {
-                self.rest((started.elapsed() * REST).min(REST_MAX)).await;
+            let may_rest = batch.events() >= MANY || batch.age(clock::now()) < LAG_MAX;
+            if self.rests && may_rest && left < self.parts.redis.outbox_max() / 2 {
+                self.yield_to_claims((started.elapsed() * REST).min(REST_MAX)).await;
             }
         }
         Ok(batch.len())
     }
 
     /// Waits for `rest` while claims are being decided; SQL catches up after a stampede.
-    async fn rest(&self, rest: Duration) {
+    async fn yield_to_claims(&self, rest: Duration) {
         let until = Instant::now() + rest;
         while self.parts.registry.notices().decisions.is_recent() && Instant::now() < until {
             sleep(LOOK_UP).await;
