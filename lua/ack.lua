@@ -8,17 +8,17 @@
 
 local events = 0
 for at = 1, #ARGV, 2 do
-  if redis.call('XACK', KEYS[5], 'relay', ARGV[at]) == 1 then
-    redis.call('XDEL', KEYS[5], ARGV[at])
+  if redis.call('XACK', outbox_key, 'relay', ARGV[at]) == 1 then
+    redis.call('XDEL', outbox_key, ARGV[at])
     events = events + ARGV[at + 1]
   end
 end
-local state = redis.call('HGET', KEYS[2], '.')
+local state = redis.call('HGET', users_key, STATE)
 if not parse_identity(state) then return 0 end
 local at = 2 + string.byte(state) + BACKLOG_AT
 local backlog = struct.unpack('>I6', state, at) - events
 if events > 0 then
-  redis.call('HSET', KEYS[2], '.', string.sub(state, 1, at - 1) .. struct.pack('>I6', math.max(backlog, 0))
+  redis.call('HSET', users_key, STATE, string.sub(state, 1, at - 1) .. struct.pack('>I6', math.max(backlog, 0))
     .. string.sub(state, at + 6))
 end
 return backlog

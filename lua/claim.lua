@@ -28,12 +28,12 @@ local PER_CLAIM, DAILY, USER, TOTAL, AGAIN, FULL = '\8', '\9', '\10', '\11', '\1
 
 -- The claims, and what is known of their users; the state comes with these.
 local packed, at, count = ARGV[4], 1, 0
-local fields, digests, quantities = { '.' }, {}, {}
+local fields, digests, quantities = { STATE }, {}, {}
 while at <= #packed do
   count = count + 1
   fields[count + 1], digests[count], quantities[count], at = struct.unpack('>I1c0c16I4', packed, at)
 end
-local read = redis.call('HMGET', KEYS[2], unpack(fields))
+local read = redis.call('HMGET', users_key, unpack(fields))
 
 local campaign, why = open_campaign(read[1])
 if not campaign then return { 'not_ready', why } end
@@ -46,7 +46,7 @@ local tools
 local more_due = false
 if now >= campaign.next_due then
   if not holds_are_whole(campaign) then return { 'not_ready', 'sentinel' } end
-  local due = redis.call('ZRANGE', KEYS[4], 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)
+  local due = redis.call('ZRANGE', holds_key, 1, now, 'BYSCORE', 'LIMIT', 0, DUE_MAX)
   -- What was the first to fall due has been confirmed or returned.
   if #due == 0 then campaign.next_due, work.is_stale = first_due(), true end
   tools, more_due = claim_tools(work), #due == DUE_MAX
@@ -66,9 +66,9 @@ local events, room = #event_users, tonumber(ARGV[3]) - campaign.backlog
 
 -- Why every claim is refused, if it is.
 local closed = nil
-if campaign.admin_state == PAUSED_BY_HAND then
+if campaign.admin_state == ADMIN_PAUSED then
   closed = PAUSED
-elseif campaign.admin_state == ENDED_BY_HAND then
+elseif campaign.admin_state == ADMIN_ENDED then
   closed = ENDED
 elseif now < campaign.starts_at then
   closed = NOT_STARTED .. struct.pack('>I6', campaign.starts_at)

@@ -9,8 +9,9 @@
 --   1 when moved, 0 when it was gone: then it is only taken off the list of entries read and not acknowledged, from which
 --   it would be delivered for ever
 
-local entry = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
-if entry then redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], unpack(entry[2])) end
-redis.call('XACK', KEYS[1], 'relay', ARGV[1])
-redis.call('XDEL', KEYS[1], ARGV[1])
+local outbox_key, dead_letters_key = unpack(KEYS)
+local entry = redis.call('XRANGE', outbox_key, ARGV[1], ARGV[1])[1]
+if entry then redis.call('XADD', dead_letters_key, '*', 'id', ARGV[1], unpack(entry[2])) end
+redis.call('XACK', outbox_key, 'relay', ARGV[1])
+redis.call('XDEL', outbox_key, ARGV[1])
 return entry and 1 or 0

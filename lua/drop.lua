@@ -8,6 +8,7 @@
 -- Replies
 --   1 when nothing is left; 0 when what is there is not what this token suspended: nothing was changed
 
-local token, phase = unpack(redis.call('HMGET', KEYS[1], 'token', 'phase'))
+local campaign_key = KEYS[1]
+local token, phase = unpack(redis.call('HMGET', campaign_key, 'token', 'phase'))
 if token == ARGV[1] and phase == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end
 return redis.call('EXISTS', unpack(KEYS)) == 0 and 1 or 0

@@ -11,24 +11,25 @@
 --   {'released', depth}       released; 0 means that the lease is free
 --   {'lost'}                  not the owner's any more: nothing was changed
 
-local owner = redis.call('HGET', KEYS[1], 'owner')
+local lease_key, token_key = unpack(KEYS)
+local owner = redis.call('HGET', lease_key, 'owner')
 local mine = owner == ARGV[2]
 
 if ARGV[1] == 'acquire' then
-  if owner and not mine then return { 'taken', redis.call('PTTL', KEYS[1]) } end
+  if owner and not mine then return { 'taken', redis.call('PTTL', lease_key) } end
   if not mine then
-    redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'depth', 0, 'token', redis.call('INCR', KEYS[2]))
+    redis.call('HSET', lease_key, 'owner', ARGV[2], 'depth', 0, 'token', redis.call('INCR', token_key))
   end
-  local depth = redis.call('HINCRBY', KEYS[1], 'depth', 1)
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
-  return { 'held', tonumber(redis.call('HGET', KEYS[1], 'token')), depth }
+  local depth = redis.call('HINCRBY', lease_key, 'depth', 1)
+  redis.call('PEXPIRE', lease_key, ARGV[3])
+  return { 'held', tonumber(redis.call('HGET', lease_key, 'token')), depth }
 end
 
 if not mine then return { 'lost' } end
 if ARGV[1] == 'renew' then
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  redis.call('PEXPIRE', lease_key, ARGV[3])
   return { 'renewed' }
 end
-local depth = redis.call('HINCRBY', KEYS[1], 'depth', -1)
-if depth == 0 then redis.call('DEL', KEYS[1]) end
+local depth = redis.call('HINCRBY', lease_key, 'depth', -1)
+if depth == 0 then redis.call('DEL', lease_key) end
 return { 'released', depth }

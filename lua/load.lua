@@ -18,11 +18,11 @@
 local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]
 
 local function late()
-  local last_token, phase, loading_epoch = unpack(redis.call('HMGET', KEYS[1], 'token', 'phase', 'epoch'))
+  local last_token, phase, loading_epoch = unpack(redis.call('HMGET', campaign_key, 'token', 'phase', 'epoch'))
   if last_token ~= token then return true end
   if step == 'begin' then return phase ~= 'suspended' end
   -- Users lost since the beginning would be lost for good: the state vouches for them.
-  return phase ~= 'loading' or loading_epoch ~= epoch or redis.call('HGET', KEYS[2], '.') ~= epoch
+  return phase ~= 'loading' or loading_epoch ~= epoch or redis.call('HGET', users_key, STATE) ~= epoch
 end
 
 local steps = {
@@ -30,24 +30,24 @@ local steps = {
     local sentinel = '0-' .. epoch
     local layout, register_id = parse_identity(ARGV[1])
     redis.call('UNLINK', unpack(KEYS))
-    redis.call('HSET', KEYS[1], 'layout', layout, 'epoch', epoch, 'token', token, 'register_id', register_id,
+    redis.call('HSET', campaign_key, 'layout', layout, 'epoch', epoch, 'token', token, 'register_id', register_id,
       'phase', 'loading')
-    redis.call('HSET', KEYS[2], '.', epoch)
-    redis.call('HSET', KEYS[3], '.', epoch)
-    redis.call('ZADD', KEYS[4], '-' .. epoch, '.')
-    redis.call('XADD', KEYS[5], sentinel, 'epoch', epoch)
-    redis.call('XGROUP', 'CREATE', KEYS[5], 'relay', sentinel)
+    redis.call('HSET', users_key, STATE, epoch)
+    redis.call('HSET', claims_key, SENTINEL, epoch)
+    redis.call('ZADD', holds_key, '-' .. epoch, SENTINEL)
+    redis.call('XADD', outbox_key, sentinel, 'epoch', epoch)
+    redis.call('XGROUP', 'CREATE', outbox_key, 'relay', sentinel)
   end,
-  users = function() redis.call('HSET', KEYS[2], unpack(ARGV, 5)) end,
-  claims = function() redis.call('HSET', KEYS[3], unpack(ARGV, 5)) end,
-  holds = function() redis.call('ZADD', KEYS[4], unpack(ARGV, 5)) end,
+  users = function() redis.call('HSET', users_key, unpack(ARGV, 5)) end,
+  claims = function() redis.call('HSET', claims_key, unpack(ARGV, 5)) end,
+  holds = function() redis.call('ZADD', holds_key, unpack(ARGV, 5)) end,
   open = function()
     local campaign = {
       sequence = tonumber(ARGV[5]), events = tonumber(ARGV[6]), taken = tonumber(ARGV[7]), backlog = 0,
       loaded_epoch = tonumber(epoch), next_due = first_due(), admin_state = tonumber(ARGV[9]),
     }
-    redis.call('HSET', KEYS[2], '.', pack_state(campaign, ARGV[10]))
-    redis.call('HSET', KEYS[1], 'phase', 'open', 'events_loaded', ARGV[6], 'revisions_loaded', ARGV[8])
+    redis.call('HSET', users_key, STATE, pack_state(campaign, ARGV[10]))
+    redis.call('HSET', campaign_key, 'phase', 'open', 'events_loaded', ARGV[6], 'revisions_loaded', ARGV[8])
   end,
 }
 

@@ -24,13 +24,15 @@
 -- seen before, and what a claim costs here is what claimgate costs. A function that is made costs every call, whether it is
 -- called or not: what few calls need is made by a function of its own.
 
+local campaign_key, users_key, claims_key, holds_key, outbox_key = unpack(KEYS)
+local STATE, SENTINEL = '.', '.'
 local LAYOUT = '5'
 local HEADER, CLAIM, DIGEST = 14, 42, 16
 local COUNTERS, COUNTERS_BYTES, BACKLOG_AT = '>I1I6I6I6I6I5I6', 36, 19
 local INLINE_MAX = 8
 local DUE_MAX = 256
 local UNLIMITED, NEVER = 2 ^ 40 - 1, 2 ^ 48 - 1
-local ON, PAUSED_BY_HAND, ENDED_BY_HAND, SUSPENDED = 1, 2, 3, 4
+local ADMIN_ON, ADMIN_PAUSED, ADMIN_ENDED, ADMIN_SUSPENDED = 1, 2, 3, 4
 local GRANTED, HELD, RETURNED, EXPIRED = 1, 2, 3, 4
 
 local function milliseconds()
@@ -51,7 +53,8 @@ end
 local function open_campaign(state)
   local identity = ARGV[1]
   if not state or string.sub(state, 1, #identity) ~= identity then
-    local known_layout, known_register_id, phase = unpack(redis.call('HMGET', KEYS[1], 'layout', 'register_id', 'phase'))
+    local known_layout, known_register_id, phase =
+      unpack(redis.call('HMGET', campaign_key, 'layout', 'register_id', 'phase'))
     local layout, register_id, epoch = parse_identity(state)
     local wanted_layout, wanted_register_id, wanted_epoch = parse_identity(identity)
     if not (layout or known_layout) then return nil, 'missing' end
@@ -64,9 +67,9 @@ local function open_campaign(state)
   local admin_state, sequence, taken, events, backlog, loaded_epoch, next_due, starts_at, ends_at, total, per_user,
     per_user_per_day, per_claim, hold_ms, days_until, version, days_at =
     struct.unpack('>I1I6I6I6I6I5I6I6I6I5I5I5I5I6I6I6', state, #identity + 1)
-  if admin_state == SUSPENDED then return nil, 'suspended' end
+  if admin_state == ADMIN_SUSPENDED then return nil, 'suspended' end
   if events < tonumber(ARGV[2]) then return nil, 'behind' end
-  if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5]) < 4 then return nil, 'sentinel' end
+  if redis.call('EXISTS', campaign_key, claims_key, holds_key, outbox_key) < 4 then return nil, 'sentinel' end
   return {
     state = state, days_at = days_at, admin_state = admin_state, sequence = sequence, taken = taken, events = events,
     backlog = backlog, loaded_epoch = loaded_epoch, next_due = next_due, starts_at = starts_at, ends_at = ends_at,
@@ -85,19 +88,19 @@ end
 -- Whether what is in these keys is of the same load as the state. A script that counts on it asks, before it writes
 -- anything.
 local function claims_are_whole(campaign)
-  return redis.call('HGET', KEYS[3], '.') == string.format('%.0f', campaign.loaded_epoch)
+  return redis.call('HGET', claims_key, SENTINEL) == string.format('%.0f', campaign.loaded_epoch)
 end
 local function holds_are_whole(campaign)
-  return redis.call('ZSCORE', KEYS[4], '.') == string.format('-%.0f', campaign.loaded_epoch)
+  return redis.call('ZSCORE', holds_key, SENTINEL) == string.format('-%.0f', campaign.loaded_epoch)
 end
 
 -- The campaign as above, with every key of the same load.
 local function open_whole_campaign()
-  local campaign, why = open_campaign(redis.call('HGET', KEYS[2], '.'))
+  local campaign, why = open_campaign(redis.call('HGET', users_key, STATE))
   if not campaign then return nil, why end
   local sentinel = string.format('0-%.0f', campaign.loaded_epoch)
-  if redis.call('HGET', KEYS[1], 'phase') == 'open' and claims_are_whole(campaign) and holds_are_whole(campaign)
-    and #redis.call('XRANGE', KEYS[5], sentinel, sentinel) == 1 then
+  if redis.call('HGET', campaign_key, 'phase') == 'open' and claims_are_whole(campaign) and holds_are_whole(campaign)
+    and #redis.call('XRANGE', outbox_key, sentinel, sentinel) == 1 then
     return campaign
   end
   return nil, 'sentinel'
@@ -120,7 +123,7 @@ end
 -- users' records as they stand by now. `is_damaged`: a key is not whole. `is_stale`: the state is to be written whatever else is.
 local function new_work(campaign, now)
   return {
-    campaign = campaign, now = now, records = {}, users = { '.', false }, event_users = {}, event_claims = {},
+    campaign = campaign, now = now, records = {}, users = { STATE, false }, event_users = {}, event_claims = {},
   }
 end
 
@@ -142,7 +145,7 @@ local function claim_tools(work)
   local function find_moved(digest)
     if moved[digest] == nil then
       work.is_damaged = work.is_damaged or not claims_are_whole(work.campaign)
-      local packed = redis.call('HGET', KEYS[3], digest)
+      local packed = redis.call('HGET', claims_key, digest)
       moved[digest] = packed and string.sub(packed, 1, CLAIM)
     end
     return moved[digest] or nil
@@ -215,7 +218,7 @@ local function claim_tools(work)
 
   -- Expires a hold that is due.
   function tools.expire(user_id, digest)
-    local record = records[user_id] or redis.call('HGET', KEYS[2], user_id)
+    local record = records[user_id] or redis.call('HGET', users_key, user_id)
     local packed, at = tools.find(record, digest)
     local claim = packed and tools.unpack(packed)
     if claim and claim.status == HELD then
@@ -230,7 +233,7 @@ end
 
 -- When the first hold of all falls due.
 local function first_due()
-  local first = redis.call('ZRANGE', KEYS[4], 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
+  local first = redis.call('ZRANGE', holds_key, 1, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')
   return tonumber(first[2]) or NEVER
 end
 
@@ -247,19 +250,19 @@ local function write_all(work)
     campaign.events, campaign.backlog = campaign.events + events, campaign.backlog + events
     local head = string.sub(ARGV[1], 2, 6)
       .. struct.pack('>I6I6I5I6', campaign.events, work.now, campaign.total, campaign.taken)
-    redis.call('XADD', KEYS[5], '*', 'head', head, 'users', table.concat(work.event_users, ' '), 'claims',
+    redis.call('XADD', outbox_key, '*', 'head', head, 'users', table.concat(work.event_users, ' '), 'claims',
       table.concat(work.event_claims))
   end
-  if claims then redis.call('HSET', KEYS[3], unpack(claims)) end
+  if claims then redis.call('HSET', claims_key, unpack(claims)) end
   if held then
-    redis.call('ZADD', KEYS[4], unpack(held))
+    redis.call('ZADD', holds_key, unpack(held))
     campaign.next_due = math.min(campaign.next_due, work.now + campaign.hold_ms)
   end
   if freed then
-    redis.call('ZREM', KEYS[4], unpack(freed))
+    redis.call('ZREM', holds_key, unpack(freed))
     campaign.next_due = first_due()
   end
   work.users[2] = pack_state(campaign)
-  redis.call('HSET', KEYS[2], unpack(work.users))
+  redis.call('HSET', users_key, unpack(work.users))
   return true
 end

@@ -11,7 +11,7 @@ local campaign, why = open_whole_campaign()
 if not campaign then return { 'not_ready', why } end
 local now, record = milliseconds(), false
 if ARGV[3] then
-  record = claim_tools(new_work(campaign, now)).find(redis.call('HGET', KEYS[2], ARGV[3]), ARGV[4]) or false
+  record = claim_tools(new_work(campaign, now)).find(redis.call('HGET', users_key, ARGV[3]), ARGV[4]) or false
 end
 return {
   'found', now, campaign.version, campaign.taken, campaign.sequence, campaign.backlog, campaign.events, record,

@@ -12,5 +12,5 @@ local campaign, why = open_whole_campaign()
 if not campaign then return { 'not_ready', why } end
 if campaign.version > tonumber(ARGV[3]) then return { 'newer' } end
 campaign.admin_state = tonumber(ARGV[4])
-redis.call('HSET', KEYS[2], '.', pack_state(campaign, ARGV[5]))
+redis.call('HSET', users_key, STATE, pack_state(campaign, ARGV[5]))
 return { 'changed' }

@@ -14,7 +14,7 @@ local campaign, why = open_whole_campaign()
 if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
 local ends = math.min(campaign.ends_at, campaign.next_due, now + 1000)
-if campaign.admin_state ~= ON or now < campaign.starts_at or now >= ends or campaign.taken < campaign.total then
+if campaign.admin_state ~= ADMIN_ON or now < campaign.starts_at or now >= ends or campaign.taken < campaign.total then
   return { 'open' }
 end
 local most = math.min(campaign.per_claim, campaign.per_user, campaign.per_user_per_day)

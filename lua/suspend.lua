@@ -13,9 +13,10 @@
 --   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
 
 local STUB_MS = 3600000
-local layout, register_id, token, epoch, events_loaded, revisions_loaded = unpack(redis.call('HMGET', KEYS[1],
-  'layout', 'register_id', 'token', 'epoch', 'events_loaded', 'revisions_loaded'))
-local state = redis.call('HGET', KEYS[2], '.')
+local layout, register_id, token, epoch, events_loaded, revisions_loaded =
+  unpack(redis.call('HMGET', campaign_key, 'layout', 'register_id', 'token', 'epoch', 'events_loaded',
+    'revisions_loaded'))
+local state = redis.call('HGET', users_key, STATE)
 local state_layout, state_register_id, state_epoch = parse_identity(state)
 local is_there = layout or state_layout
 layout, register_id = layout or state_layout, state_register_id or register_id
@@ -33,11 +34,12 @@ if state_epoch then
     -- Every event raises one claim's revision by one.
     revisions = revisions_loaded + events - events_loaded
   end
-  redis.call('HSET', KEYS[2], '.', string.sub(state, 1, at - 1) .. string.char(SUSPENDED) .. string.sub(state, at + 1))
+  state = string.sub(state, 1, at - 1) .. string.char(ADMIN_SUSPENDED) .. string.sub(state, at + 1)
+  redis.call('HSET', users_key, STATE, state)
 end
 epoch = epoch or '0'
-redis.call('HSET', KEYS[1], 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
+redis.call('HSET', campaign_key, 'layout', ARGV[1], 'register_id', ARGV[2], 'token', ARGV[3], 'epoch', epoch,
   'phase', 'suspended')
 -- A stub holds nothing: one left by a core that was late or died expires by itself.
-if not is_there then redis.call('PEXPIRE', KEYS[1], STUB_MS) end
+if not is_there then redis.call('PEXPIRE', campaign_key, STUB_MS) end
 return { 'suspended', tonumber(epoch), sequence, events, taken, revisions }

@@ -11,7 +11,7 @@
 --   {'not_ready', why}                                 as in claim.lua
 
 local user_id, digest = ARGV[4], ARGV[5]
-local state, record = unpack(redis.call('HMGET', KEYS[2], '.', user_id))
+local state, record = unpack(redis.call('HMGET', users_key, STATE, user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
 local work = new_work(campaign, milliseconds())

@@ -29,7 +29,7 @@ const ANSWER_BYTES_MAX: usize = 256 * 1024;
 /// As the system would begin with, or more: a small request does not need a smaller buffer.
 const SEND_BYTES_MIN: usize = 64 * 1024;
 const EVENTS_MAX: usize = 256;
-/// So many requests of one load may be sent again after a 503; more of them are a server that does not keep up.
+/// Requests of one load that may be sent again after a 503; more of them are a server that does not keep up.
 const AGAIN_MAX: u64 = 10_000;
 /// Latencies are told apart to three digits, up to a minute.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;

@@ -42,12 +42,12 @@ impl Uuids {
         String::from_utf8_lossy(&place).into_owned()
     }
 
-    /// So many of them.
+    /// The next `count` of them.
     pub fn texts(&mut self, count: usize) -> Vec<String> {
         (0..count).map(|_| self.text()).collect()
     }
 
-    /// So many claims of one unit of `campaign`, each by a new user with a new key.
+    /// `count` claims of one unit of `campaign`, each by a new user with a new key.
     pub fn requests(&mut self, campaign: &str, count: usize) -> anyhow::Result<Vec<ClaimRequest>> {
         let campaign_id: claimgate_shared::CampaignId = campaign.parse().context("a campaign's id")?;
         let request = |_| {

@@ -245,7 +245,7 @@ pub enum PerUser {
     Any,
     /// One grant.
     Once,
-    /// So many units.
+    /// This number of units.
     Units(u32),
 }
 

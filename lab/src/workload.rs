@@ -53,7 +53,7 @@ pub enum Kind {
         /// Whether one instance alone serves them all.
         alone: bool,
     },
-    /// So many tasks, one attempt after the other each.
+    /// This number of tasks, one attempt after the other each.
     Hot {
         /// How many.
         tasks: usize,

@@ -91,7 +91,7 @@ impl Core {
     }
 
     /// `pause`, `resume` or `end`.
-    pub async fn switch(&self, id: &str, verb: &str) -> Reply {
+    pub async fn set_admin_state(&self, id: &str, verb: &str) -> Reply {
         self.admin_post(&format!("/admin/v1/campaigns/{id}/{verb}")).await
     }
 

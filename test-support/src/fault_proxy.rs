@@ -21,7 +21,7 @@ pub enum Cut {
     BeforeRequest,
     /// The request is carried out; its reply is lost with the connection.
     AfterRequest,
-    /// So many bytes of the reply arrive, then the connection ends.
+    /// This number of bytes of the reply arrive, then the connection ends.
     MidReply(usize),
     /// The request is carried out; then the connection is reset.
     Reset,

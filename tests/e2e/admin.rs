@@ -170,11 +170,11 @@ async fn pause_resume_and_end_are_idempotent_and_the_end_is_final() {
         ("end", "ended", 4),
         ("end", "ended", 4),
     ] {
-        let shown = core.switch("demo", verb).await.expect(200).json();
+        let shown = core.set_admin_state("demo", verb).await.expect(200).json();
         assert_eq!((&shown["state"], &shown["version"]), (&json!(state), &json!(version)), "{verb}");
     }
-    core.switch("demo", "resume").await.refused(409, "campaign_ended");
-    core.switch("demo", "pause").await.refused(409, "campaign_ended");
+    core.set_admin_state("demo", "resume").await.refused(409, "campaign_ended");
+    core.set_admin_state("demo", "pause").await.refused(409, "campaign_ended");
     core.claim("demo", "a", "k").await.refused(403, "ended");
 }
 
@@ -183,9 +183,9 @@ async fn a_change_counts_from_the_very_next_decision() {
     let core = Core::start().await;
     core.create("demo", json!({"per_claim": 1})).await;
     for round in 0..10 {
-        core.switch("demo", "pause").await.expect(200);
+        core.set_admin_state("demo", "pause").await.expect(200);
         core.claim("demo", "a", &format!("p{round}")).await.refused(403, "paused");
-        core.switch("demo", "resume").await.expect(200);
+        core.set_admin_state("demo", "resume").await.expect(200);
         let version = core.campaign("demo").await["version"].clone();
         let granted = core.claim("demo", "a", &format!("r{round}")).await.expect(201).json();
         assert_eq!(granted["version"], version);
@@ -324,7 +324,7 @@ async fn every_change_is_on_record() {
     core.create("demo", json!({"total": 1})).await;
     core.patch("demo", json!({"limits": {"total": 2}})).await.expect(200);
     for verb in ["pause", "pause", "resume", "end", "end"] {
-        core.switch("demo", verb).await.expect(200);
+        core.set_admin_state("demo", verb).await.expect(200);
     }
     let audit = core.sql().audit("demo").await;
     let whats: Vec<_> = audit.iter().map(|row| (row.0, row.1.as_str(), row.2.as_str())).collect();

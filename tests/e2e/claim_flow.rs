@@ -113,17 +113,17 @@ async fn a_winner_meets_the_claim_whatever_the_campaign_has_become() {
         assert_eq!((again.status, claim(&again)), (200, won.clone()), "{what}");
     };
     replay("sold out").await;
-    core.switch("demo", "pause").await.expect(200);
+    core.set_admin_state("demo", "pause").await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "paused");
     replay("paused").await;
-    core.switch("demo", "resume").await.expect(200);
+    core.set_admin_state("demo", "resume").await.expect(200);
     core.patch("demo", json!({"ends_at": from_now(-1)})).await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "ended");
     replay("past the window").await;
     core.patch("demo", json!({"starts_at": from_now(3600), "ends_at": null})).await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "not_started");
     replay("before the window").await;
-    core.switch("demo", "end").await.expect(200);
+    core.set_admin_state("demo", "end").await.expect(200);
     core.claim("demo", "bob", "k").await.refused(403, "ended");
     replay("ended by hand").await;
     assert_eq!(core.sql().until("demo", 1).await.len(), 1);
@@ -138,10 +138,10 @@ async fn a_denied_key_is_decided_afresh() {
     core.patch("demo", json!({"limits": {"total": 2}})).await.expect(200);
     let granted = core.claim("demo", "bob", "k").await.expect(201).json();
     assert_eq!((&granted["claim"]["sequence"], &granted["version"]), (&json!(2), &json!(2)));
-    core.switch("demo", "pause").await.expect(200);
+    core.set_admin_state("demo", "pause").await.expect(200);
     core.claim("demo", "carol", "k").await.refused(403, "paused");
     core.patch("demo", json!({"limits": {"total": null}})).await.expect(200);
-    core.switch("demo", "resume").await.expect(200);
+    core.set_admin_state("demo", "resume").await.expect(200);
     core.claim_units("demo", "carol", "k", 3).await.expect(201);
 }
 
@@ -212,7 +212,7 @@ async fn the_first_rule_that_refuses_is_named() {
     ask("alice", "2", 1, 409, "sold_out").await;
     core.patch("demo", json!({"ends_at": from_now(-1)})).await.expect(200);
     ask("alice", "2", 3, 403, "ended").await;
-    core.switch("demo", "pause").await.expect(200);
+    core.set_admin_state("demo", "pause").await.expect(200);
     ask("alice", "2", 3, 403, "paused").await;
     ask("alice", "1", 1, 422, "idempotency_key_reused").await;
     assert_eq!(core.admin_get("/admin/v1/campaigns/demo").await.json()["taken"], 4);

@@ -291,8 +291,8 @@ fn a_dead_core_is_not_called_again_and_again() {
             let _ = world.claim("dead", &format!("u{n}"), "k").await.refused(503, "unavailable");
         }
         let (called, took) = (calls(&world) - before, began.elapsed());
-        // Claims have been given up by now, the view behind them perhaps not: at most so many calls of each kind, and after
-        // them a probe in each quarter of a second, the shortest pause there is, with two connections a call.
+        // Claims have been given up by now, the view behind them perhaps not: at most this number of calls of each kind,
+        // and after them a probe in each quarter of a second, the shortest pause there is, with two connections a call.
         let most = 2 * 2 * (FAILURES_MAX + 1 + took.as_millis() / 250);
         assert!(u128::try_from(called).unwrap() <= most, "{called} calls of a dead core in {took:?}");
         world.restart_core().await;

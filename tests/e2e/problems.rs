@@ -96,14 +96,14 @@ async fn the_window() {
 async fn the_hand_of_an_admin() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
-    core.switch("demo", "pause").await.expect(200);
+    core.set_admin_state("demo", "pause").await.expect(200);
     let refused = problem(&core.claim("demo", "a", "k").await, "paused");
     assert_eq!(refused["version"], 2);
-    core.switch("demo", "end").await.expect(200);
+    core.set_admin_state("demo", "end").await.expect(200);
     let refused = core.claim("demo", "a", "k").await.refused(403, "ended").json();
     assert_eq!((&refused["version"], &refused["type"]), (&json!(3), &json!("/problems/ended")));
-    problem(&core.switch("demo", "resume").await, "campaign_ended");
-    problem(&core.switch("demo", "pause").await, "campaign_ended");
+    problem(&core.set_admin_state("demo", "resume").await, "campaign_ended");
+    problem(&core.set_admin_state("demo", "pause").await, "campaign_ended");
 }
 
 #[tokio::test]
@@ -166,7 +166,7 @@ async fn what_is_not_there() {
     problem(&core.get("/internal/v1/campaigns/none").await, "campaign_not_found");
     problem(&core.admin_get("/admin/v1/campaigns/none").await, "campaign_not_found");
     problem(&core.admin_get("/admin/v1/campaigns/none/claims").await, "campaign_not_found");
-    problem(&core.switch("none", "pause").await, "campaign_not_found");
+    problem(&core.set_admin_state("none", "pause").await, "campaign_not_found");
     let patch = json!({"version": 1});
     problem(&core.admin(Method::PATCH, "/admin/v1/campaigns/none", &patch).await, "campaign_not_found");
     problem(&core.look_up(&claim_id("demo", "a", "k")).await, "claim_not_found");

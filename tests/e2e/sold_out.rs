@@ -105,10 +105,10 @@ async fn what_another_core_gives_back_is_there_for_the_taking() {
     pair.refusing.claim("demo", "raised", "k").await.expect(201);
     pair.until_known_from_memory("demo", "third").await;
 
-    pair.granting.switch("demo", "pause").await.expect(200);
+    pair.granting.set_admin_state("demo", "pause").await.expect(200);
     a_moment_later().await;
     pair.refusing.claim("demo", "late", "k").await.refused(403, "paused");
-    pair.granting.switch("demo", "resume").await.expect(200);
+    pair.granting.set_admin_state("demo", "resume").await.expect(200);
     pair.until_known_from_memory("demo", "fourth").await;
 
     pair.redis.process().kill();

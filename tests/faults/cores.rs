@@ -126,12 +126,12 @@ async fn a_change_counts_from_the_next_decision_on_every_core() {
     {
         row.fault();
         has_newest_version(changes, "demo").await;
-        changes.switch("demo", "pause").await.expect(200);
+        changes.set_admin_state("demo", "pause").await.expect(200);
         for user in 0..10 {
             let seen = checker.claim(decides, &format!("paused-{at}-{user}"), "k").await;
             assert!(matches!(&seen, Seen::Denied { code, .. } if code == "paused"), "{seen:?}");
         }
-        changes.switch("demo", "resume").await.expect(200);
+        changes.set_admin_state("demo", "resume").await.expect(200);
         checker.win(decides, at * 10..at * 10 + 10).await;
         // Below what is taken: closed, nothing revoked.
         changes.patch("demo", json!({"limits": {"total": 5}})).await.expect(200);

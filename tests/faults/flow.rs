@@ -111,10 +111,10 @@ async fn limits_and_replays(core: &Core, checker: &Checker) {
 }
 
 async fn changes(core: &Core, checker: &Checker) {
-    core.switch("demo", "pause").await.expect(200);
+    core.set_admin_state("demo", "pause").await.expect(200);
     let paused = ask(core, checker, "erin", "k1", 1).await;
     assert!(matches!(&paused, Seen::Denied { code, .. } if code == "paused"), "{paused:?}");
-    core.switch("demo", "resume").await.expect(200);
+    core.set_admin_state("demo", "resume").await.expect(200);
     core.patch("demo", json!({"limits": {"total": 3}})).await.expect(200);
     denied(&ask(core, checker, "erin", "k1", 1).await, "sold_out", 0);
     core.patch("demo", json!({"limits": {"total": 6}})).await.expect(200);

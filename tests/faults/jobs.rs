@@ -1,4 +1,4 @@
-//! What core does without any calls: one campaign's trouble stops no other, nothing spins, and idling costs nothing.
+//! What core does without any calls: one campaign that fails stops no other, nothing spins, and idling costs nothing.
 
 use std::time::{Duration, Instant};
 

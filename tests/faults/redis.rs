@@ -179,7 +179,7 @@ async fn a_campaign_that_is_over_is_evicted_without_memory() {
     checker.win(&fixture.core, 0..20).await;
     row.fault();
     limit_memory(&redis, 1).await;
-    fixture.core.switch("demo", "end").await;
+    fixture.core.set_admin_state("demo", "end").await;
     eventually(SOON, || async {
         let left: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "users")]).await;
         holds(left == 0, || format!("{left} keys are still there\n{}", fixture.core.log()))

@@ -160,7 +160,7 @@ async fn rows_that_sql_has_lost_outlive_an_eviction() {
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
     let fixture = Fixture::managed_with(options).await;
     let checker = with_rows_lost(&row, &fixture, "sequence > 60 AND sequence <= 78").await;
-    fixture.core.switch("demo", "end").await.expect(200);
+    fixture.core.set_admin_state("demo", "end").await.expect(200);
     let redis = fixture.redis().await;
     eventually(SOON, || async {
         let left: u64 = redis.query(&["EXISTS", &key("demo", "campaign"), &key("demo", "users")]).await;

@@ -150,7 +150,7 @@ async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
             fixture.core.look_up(&claim_id("aaa", "alice", "k")).await,
             fixture.core.get("/internal/v1/campaigns/aaa").await,
             fixture.core.admin_get("/admin/v1/campaigns/aaa").await,
-            fixture.core.switch("aaa", "pause").await,
+            fixture.core.set_admin_state("aaa", "pause").await,
         ];
         for reply in refused {
             let text = reply.refused(503, "unavailable").text();

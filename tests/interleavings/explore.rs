@@ -1,8 +1,8 @@
 //! The whole product of protocols, placements and fates, and what it came to, as a matrix.
 //!
-//! Played on both databases: every ordered pair of protocols, on each stage where A has something to do, with A held up
-//! before each of its steps; where a lease is held at that moment, once as it is and once as run out. And each of A's
-//! steps crashed before and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite
+//! Played on both databases: every ordered pair of protocols, from each initial state where A has something to do, with A
+//! held up before each of its steps; where a lease is held at that moment, once as it is and once as run out. And each of
+//! A's steps crashed before and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite
 //! also, where both protocols decide what Redis holds of the campaign as a whole: both held up, each before every step
 //! that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies before every protocol, and two
 //! pre-emptions of every pair, on both databases.
@@ -17,7 +17,7 @@ use super::matrix::{self, Counts};
 use super::protocol::{PROTOCOLS, Protocol};
 use super::registry;
 use super::schedule::{Fate, Played, Schedule};
-use super::stage::Stage;
+use super::initial_state::InitialState;
 use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
 
@@ -26,11 +26,11 @@ const WORKERS: usize = 2;
 /// Failing schedules that are printed whole; the others as a line.
 const PRINTED_MAX: usize = 12;
 
-/// Two protocols on one stage: one piece of work for one worker.
+/// Two protocols from one initial state: one piece of work for one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     database: Database,
-    stage: Stage,
+    initial: InitialState,
     a: Protocol,
     b: Protocol,
 }
@@ -50,14 +50,14 @@ struct Tally {
     played: BTreeMap<(Pair, &'static str), usize>,
     took: BTreeMap<Pair, Duration>,
     /// Steps that A has by itself: the same for every B.
-    steps: BTreeMap<(Database, Stage, Protocol), BTreeSet<usize>>,
+    steps: BTreeMap<(Database, InitialState, Protocol), BTreeSet<usize>>,
     /// A's places that were played with a single pre-emption, each with leases held.
     places: BTreeMap<Pair, BTreeSet<usize>>,
     failed: Vec<Failure>,
     unmet: Vec<Schedule>,
 }
 
-/// Those of `PAIRS=create,evict`, of `DATABASE=sqlite` and of `STAGE=over`; all without them.
+/// Those of `PAIRS=create,evict`, of `DATABASE=sqlite` and of `STATE=over`; all without them.
 fn pairs() -> Vec<Pair> {
     let asked = |variable: &str, names: &[&str]| {
         std::env::var(variable).is_err() || {
@@ -69,23 +69,23 @@ fn pairs() -> Vec<Pair> {
     pairs.retain(|pair| {
         asked("PAIRS", &[pair.a.name(), pair.b.name()])
             && asked("DATABASE", &[&format!("{:?}", pair.database)])
-            && asked("STAGE", &[pair.stage.name()])
+            && asked("STATE", &[pair.initial.name()])
     });
     pairs
 }
 
-/// Each ordered pair, on each stage where A has something to do; the loss of the outbox alone, which is Redis' affair, on
-/// SQLite, and with `INTERLEAVINGS_ALL` on both databases.
+/// Each ordered pair, from each initial state where A has something to do; the loss of the outbox alone, which is Redis'
+/// affair, on SQLite, and with `INTERLEAVINGS_ALL` on both databases.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
         for (a, _) in PROTOCOLS {
             for (b, _) in PROTOCOLS {
-                pairs.extend(a.stages().iter().map(|stage| Pair { database, stage: *stage, a, b }));
+                pairs.extend(a.initial_states().iter().map(|initial| Pair { database, initial: *initial, a, b }));
             }
         }
     }
-    pairs.retain(|pair| everything() || (pair.stage, pair.database) != (Stage::Unheard, Database::Postgres));
+    pairs.retain(|pair| everything() || (pair.initial, pair.database) != (InitialState::Unheard, Database::Postgres));
     pairs
 }
 
@@ -112,7 +112,7 @@ fn nothing_is_left_out(tally: &Tally, pairs: &[Pair]) {
         assert_eq!(steps.len(), 1, "{protocol:?} has not the same steps each time: {steps:?}");
     }
     for pair in pairs {
-        let steps = tally.steps[&(pair.database, pair.stage, pair.a)].first().expect("a number");
+        let steps = tally.steps[&(pair.database, pair.initial, pair.a)].first().expect("a number");
         let places: BTreeSet<usize> = (1..=steps + 1).collect();
         assert_eq!(tally.places.get(pair), Some(&places), "places left out of {pair:?}");
     }
@@ -142,8 +142,8 @@ fn work(queue: &Mutex<VecDeque<Pair>>, tally: &Mutex<Tally>) {
 /// All schedules of one pair.
 async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     let begun = Instant::now();
-    let Pair { database, stage, a, b } = pair;
-    let of = |at, fate, expire| Schedule { database, stage, a, at, fate, b, expire };
+    let Pair { database, initial, a, b } = pair;
+    let of = |at, fate, expire| Schedule { database, initial, a, at, fate, b, expire };
     let keep = |schedule: Schedule, played: Played| {
         let mut tally = tally.lock().expect("the tally");
         *tally.played.entry((pair, schedule.fate.name())).or_default() += 1;
@@ -161,7 +161,7 @@ async fn explore(world: &World, pair: Pair, tally: &Mutex<Tally>) {
     // The steps that A has by itself.
     let alone = of(END, Fate::HeldUp, false).play(world).await.steps;
     let steps = alone[0].len();
-    tally.lock().expect("the tally").steps.entry((database, stage, a)).or_default().insert(steps);
+    tally.lock().expect("the tally").steps.entry((database, initial, a)).or_default().insert(steps);
     for at in 1..=steps + 1 {
         for expire in [false, true] {
             let schedule = of(Place::Step(at), Fate::HeldUp, expire);
@@ -210,7 +210,7 @@ fn everything() -> bool {
 /// outbox is lost; with `INTERLEAVINGS_ALL`, of every pair, on both databases.
 fn with_two(pair: Pair) -> bool {
     let both = pair.a.rewrites() && pair.b.rewrites() && pair.database == Database::Sqlite;
-    let both = both && pair.stage != Stage::Unheard;
+    let both = both && pair.initial != InitialState::Unheard;
     both || everything()
 }
 

@@ -8,7 +8,7 @@ use support::times::now_ms;
 
 use super::node::Node;
 use super::play::{NAMES, Play};
-use super::stage::Stage;
+use super::initial_state::InitialState;
 
 /// Rounds in which a core reads the campaigns from SQL, maintains this one and relays, both in turn.
 const ROUNDS_MAX: usize = 12;
@@ -37,9 +37,9 @@ fn check(holds: bool, wrong: impl FnOnce() -> String) -> Judged {
 }
 
 /// Everything that must hold after any schedule.
-pub async fn judge(play: &Play<'_>, nodes: &[Node; 2], stage: Stage) -> Judged {
+pub async fn judge(play: &Play<'_>, nodes: &[Node; 2], initial: InitialState) -> Judged {
     what_cores_know_is_what_sql_says(play, nodes).await?;
-    if stage == Stage::Behind {
+    if initial == InitialState::Behind {
         // Nothing but an operator's repair is promised to bring rows back that SQL has lost.
         rest(play, nodes).await?;
         play.log.add(format!("    repair at A: {}", play.repair(&nodes[0]).await));

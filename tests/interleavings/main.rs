@@ -17,7 +17,7 @@ mod protocol;
 mod registry;
 mod regressions;
 mod schedule;
-mod stage;
+mod initial_state;
 mod told;
 mod track;
 mod world;

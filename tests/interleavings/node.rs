@@ -89,7 +89,7 @@ impl Node {
         format!("{:?}", self.refresher.lock().await.refresh().await)
     }
 
-    /// What core does every second, and at once for a campaign in trouble.
+    /// What core does every second, and at once for a campaign that is not ready.
     pub async fn maintain(&self, id: &CampaignId) -> String {
         let recovery = &self.engine.recovery;
         if let Err(error) = recovery.drop_evicted().await {

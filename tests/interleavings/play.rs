@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::inspect::key;
 
 use super::node::{Node, Reply};
-use super::stage::Stage;
+use super::initial_state::InitialState;
 use super::told::Told;
 use super::track::Log;
 use super::world::World;
@@ -99,7 +99,7 @@ impl<'w> Play<'w> {
     }
 
     /// `pause` or `end`.
-    pub async fn switch(&self, node: &Node, what: &str) -> Reply {
+    pub async fn set_admin_state(&self, node: &Node, what: &str) -> Reply {
         let reply = node.admin(Method::POST, &format!("/admin/v1/campaigns/{}/{what}", self.id), None).await;
         self.told.rules(&reply);
         reply
@@ -180,8 +180,8 @@ impl<'w> Play<'w> {
 
     /// While both protocols stand still: two callers who have not asked before, one at each core; and one who gives a claim
     /// back, if the campaign is in Redis. An evicted one would come back for it, in the midst of what stands still.
-    pub async fn callers(&self, nodes: &[Node; 2], stage: Stage) {
-        if stage.is_in_redis() {
+    pub async fn callers(&self, nodes: &[Node; 2], initial: InitialState) {
+        if initial.is_in_redis() {
             let reply = self.transition(&nodes[1], "u5", "return").await;
             self.log.add(format!("    u5 gives back at B: {}", reply.brief()));
         }

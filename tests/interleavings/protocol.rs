@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::node::Node;
 use super::play::Play;
-use super::stage::Stage;
+use super::initial_state::InitialState;
 
 /// One piece of work of one core, or of what is around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -65,17 +65,17 @@ impl Protocol {
     }
 
     /// Where it has something to do.
-    pub fn stages(self) -> &'static [Stage] {
+    pub fn initial_states(self) -> &'static [InitialState] {
         match self {
-            Self::Create => &[Stage::Absent],
-            Self::EnsureReady => &[Stage::Lost, Stage::Unheard],
-            Self::Repair => &[Stage::Behind],
-            Self::Suspend => &[Stage::Forked],
-            Self::Evict => &[Stage::Over],
-            Self::Reopen => &[Stage::Over, Stage::Evicted],
-            Self::Pause | Self::End | Self::Return => &[Stage::Live, Stage::Evicted],
-            Self::Raise | Self::Lower | Self::Relay | Self::Refresh => &[Stage::Live],
-            Self::Confirm | Self::Claims | Self::KeyLoss => &[Stage::Live],
+            Self::Create => &[InitialState::Absent],
+            Self::EnsureReady => &[InitialState::Lost, InitialState::Unheard],
+            Self::Repair => &[InitialState::Behind],
+            Self::Suspend => &[InitialState::Forked],
+            Self::Evict => &[InitialState::Over],
+            Self::Reopen => &[InitialState::Over, InitialState::Evicted],
+            Self::Pause | Self::End | Self::Return => &[InitialState::Live, InitialState::Evicted],
+            Self::Raise | Self::Lower | Self::Relay | Self::Refresh => &[InitialState::Live],
+            Self::Confirm | Self::Claims | Self::KeyLoss => &[InitialState::Live],
         }
     }
 
@@ -91,16 +91,16 @@ impl Protocol {
     }
 
     /// Does the work, at `node`; in a few words, what it came to.
-    pub async fn run(self, play: &Play<'_>, node: &Node, stage: Stage) -> String {
-        let (version, total) = (stage.version(), stage.total());
+    pub async fn run(self, play: &Play<'_>, node: &Node, initial: InitialState) -> String {
+        let (version, total) = (initial.version(), initial.total());
         match self {
             Self::Create => play.create(node, total, 2, None).await.brief(),
             Self::EnsureReady | Self::Evict => node.maintain(&play.campaign_id()).await,
             Self::Reopen => play.patch(node, json!({"ends_at": null}), version).await.brief(),
             Self::Raise => play.patch(node, json!({"limits": {"total": total + 2}}), version).await.brief(),
             Self::Lower => play.patch(node, json!({"limits": {"total": total - 1}}), version).await.brief(),
-            Self::Pause => play.switch(node, "pause").await.brief(),
-            Self::End => play.switch(node, "end").await.brief(),
+            Self::Pause => play.set_admin_state(node, "pause").await.brief(),
+            Self::End => play.set_admin_state(node, "end").await.brief(),
             Self::Relay => node.relay().await,
             Self::Suspend => {
                 let relayed = node.relay().await;

@@ -7,7 +7,7 @@ use super::judge::judge;
 use super::node::Node;
 use super::play::Play;
 use super::protocol::{PROTOCOLS, Protocol};
-use super::stage::{STAGES, Stage};
+use super::initial_state::{INITIAL_STATES, InitialState};
 use super::track::{END, Place, Track};
 use super::world::{Database, World};
 
@@ -40,7 +40,7 @@ impl Fate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Schedule {
     pub database: Database,
-    pub stage: Stage,
+    pub initial: InitialState,
     pub a: Protocol,
     /// A's step.
     pub at: Place,
@@ -76,7 +76,7 @@ impl FromStr for Place {
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let database = if self.database == Database::Sqlite { "sqlite" } else { "postgres" };
-        write!(f, "{database} {} {}@{}", self.stage.name(), self.a.name(), self.at)?;
+        write!(f, "{database} {} {}@{}", self.initial.name(), self.a.name(), self.at)?;
         match self.fate {
             Fate::HeldUp => write!(f, " {}", self.b.name())?,
             Fate::BothHeldUp(at) => write!(f, " {}@{at}", self.b.name())?,
@@ -93,7 +93,7 @@ impl FromStr for Schedule {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("not a schedule: {text}");
         let words: Vec<&str> = text.split_whitespace().collect();
-        let [database, stage, a, b, lease] = words[..] else { return Err(wrong()) };
+        let [database, initial, a, b, lease] = words[..] else { return Err(wrong()) };
         let (a, at) = a.split_once('@').ok_or_else(wrong)?;
         let (b, b_at) = b.split_once('@').map_or((b, None), |(b, at)| (b, Some(at)));
         let (at, mark) = at.split_once('=').unwrap_or((at, ""));
@@ -111,7 +111,7 @@ impl FromStr for Schedule {
                 "postgres" => Database::Postgres,
                 _ => return Err(wrong()),
             },
-            stage: STAGES.into_iter().find(|(_, name)| *name == stage).map(|(of, _)| of).ok_or_else(wrong)?,
+            initial: INITIAL_STATES.into_iter().find(|(_, name)| *name == initial).map(|(of, _)| of).ok_or_else(wrong)?,
             a: protocol(a).ok_or_else(wrong)?,
             at: at.parse()?,
             fate,
@@ -145,18 +145,18 @@ impl Schedule {
     pub async fn play(&self, world: &World) -> Played {
         let play = Play::new(world);
         let nodes = [world.node(0), world.node(1)];
-        self.stage.set(&play, &nodes).await;
+        self.initial.set(&play, &nodes).await;
         let mut stand = Stand {
             leases: false,
             steps: [vec![], vec![]],
             met: [true; 2],
             expire: self.expire,
-            stage: self.stage,
+            initial: self.initial,
         };
         let result = match self.run(&play, nodes, &mut stand).await {
             Ok(nodes) => {
                 play.log.add("    all is over".to_owned());
-                judge(&play, &nodes, self.stage).await
+                judge(&play, &nodes, self.initial).await
             }
             Err(stuck) => Err(stuck),
         };
@@ -169,8 +169,8 @@ impl Schedule {
     async fn run(&self, play: &Play<'_>, nodes: [Node; 2], stand: &mut Stand) -> Result<[Node; 2], String> {
         let lose = (self.fate == Fate::LostReply).then_some(self.at);
         let log = || play.log.clone();
-        let mut a = Track::new("A", log(), lose, self.a.run(play, &nodes[0], self.stage));
-        let mut b = Track::new("B", log(), None, self.b.run(play, &nodes[1], self.stage));
+        let mut a = Track::new("A", log(), lose, self.a.run(play, &nodes[0], self.initial));
+        let mut b = Track::new("B", log(), None, self.b.run(play, &nodes[1], self.initial));
         if self.fate == Fate::LostReply {
             let said = a.run_to_its_end().await?;
             play.log.add(format!("A {} ends: {said}", self.a.name()));
@@ -188,7 +188,7 @@ impl Schedule {
             let nodes = [play.world.node(0), second];
             nodes[0].refresh().await;
             stand.change_over(play, &nodes).await;
-            let mut b = Track::new("B", log(), None, self.b.run(play, &nodes[1], self.stage));
+            let mut b = Track::new("B", log(), None, self.b.run(play, &nodes[1], self.initial));
             let said = b.run_to_its_end().await?;
             play.log.add(format!("B {} ends: {said}", self.b.name()));
             stand.change_over(play, &nodes).await;
@@ -222,7 +222,7 @@ struct Stand {
     steps: [Vec<&'static str>; 2],
     met: [bool; 2],
     expire: bool,
-    stage: Stage,
+    initial: InitialState,
 }
 
 impl Stand {
@@ -233,6 +233,6 @@ impl Stand {
         } else {
             self.leases |= play.has_leases().await;
         }
-        play.callers(nodes, self.stage).await;
+        play.callers(nodes, self.initial).await;
     }
 }

@@ -14,7 +14,7 @@ use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
 
 use super::compare;
 use super::operations::{Ask, Operation, Table};
-use super::reference::{Answer, Left, Model, Rules, Status, Switch, Transition, View};
+use super::reference::{Answer, Left, Model, Rules, Status, AdminState, Transition, View};
 use super::rng::Rng;
 use super::run::same;
 use super::system::{CAMPAIGN, claim_id, model_id};
@@ -199,7 +199,7 @@ impl Run {
 
     async fn change(&mut self, rules: Rules) -> Result<(), String> {
         let path = format!("/admin/v1/campaigns/{CAMPAIGN}");
-        let reply = if rules.switch == self.model.rules.switch {
+        let reply = if rules.admin_state == self.model.rules.admin_state {
             let mut body = campaign(&rules);
             for fixed in ["id", "time_zone", "hold_seconds"] {
                 body.as_object_mut().expect("an object").remove(fixed);
@@ -209,10 +209,10 @@ impl Run {
             body["version"] = (rules.version - 1).into();
             self.core.admin(Method::PATCH, &path, &body).await
         } else {
-            let verb = match rules.switch {
-                Switch::On => "resume",
-                Switch::Paused => "pause",
-                Switch::Ended => "end",
+            let verb = match rules.admin_state {
+                AdminState::On => "resume",
+                AdminState::Paused => "pause",
+                AdminState::Ended => "end",
             };
             let path = format!("{path}/{verb}");
             until_decided(async || self.core.admin(Method::POST, &path, &Value::Null).await).await

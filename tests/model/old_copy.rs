@@ -4,7 +4,7 @@ use claimgate_core::engine::recovery::Recovered;
 use jiff::tz::TimeZone;
 
 use super::operations::Ask;
-use super::reference::{Limits, Rules, Switch, Transition};
+use super::reference::{Limits, Rules, AdminState, Transition};
 use super::system::System;
 
 const HOLD_MS: i64 = 30_000;
@@ -18,7 +18,7 @@ async fn a_confirmation_that_redis_has_lost_is_not_undone() {
         limits: Limits { total: Some(1), ..Limits::default() },
         starts_at: begins_at - HOLD_MS,
         ends_at: None,
-        switch: Switch::On,
+        admin_state: AdminState::On,
         version: 1,
         zone: TimeZone::UTC,
         hold_ms: Some(HOLD_MS),

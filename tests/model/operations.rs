@@ -3,7 +3,7 @@
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::reference::{Limits, Model, Rules, Switch, Transition};
+use super::reference::{Limits, Model, Rules, AdminState, Transition};
 use super::rng::Rng;
 
 const SECOND_MS: i64 = 1000;
@@ -89,7 +89,7 @@ pub struct Table {
     users: u32,
     keys: u32,
     batch_max: u32,
-    /// So many claims that more holds are due at once than one call gives back.
+    /// Whether claims are made until more holds are due at once than one call gives back.
     crowd: bool,
     /// Where the clock begins.
     pub begins_at: i64,
@@ -128,7 +128,7 @@ impl Table {
             limits,
             starts_at: begins_at + rng.weighted(&[(6, -DAY_MS), (1, 5 * HOUR_MS)]),
             ends_at: rng.percent(40).then(|| begins_at + rng.within(2, 20) * DAY_MS),
-            switch: Switch::On,
+            admin_state: AdminState::On,
             version: 1,
             zone,
             hold_ms: hold_seconds.map(|seconds| seconds * SECOND_MS),
@@ -151,7 +151,7 @@ impl Table {
             (60, |table, rng, _, _| Operation::LookUp(table.known_or_not(rng))),
             (180, |table, rng, now, model| Operation::Clock(table.clock(rng, now, model))),
             (40, |_, rng, now, model| Operation::Change(patch(rng, now, &model.rules))),
-            (12, |_, rng, _, model| Operation::Change(switch(rng, &model.rules))),
+            (12, |_, rng, _, model| Operation::Change(admin_state(rng, &model.rules))),
             (20, |_, _, _, _| Operation::Sweep),
             (14, |_, _, _, _| Operation::Relay),
             (8, |_, rng, _, _| Operation::RelayCut(rng.count(0, 200))),
@@ -274,14 +274,14 @@ fn patch(rng: &mut Rng, now: i64, rules: &Rules) -> Rules {
 }
 
 /// Paused and resumed in turn; ended once in a long while.
-fn switch(rng: &mut Rng, rules: &Rules) -> Rules {
-    let switch = match rules.switch {
-        Switch::Ended => Switch::Ended,
-        _ if rng.percent(3) => Switch::Ended,
-        Switch::On if rng.percent(60) => Switch::Paused,
-        _ => Switch::On,
+fn admin_state(rng: &mut Rng, rules: &Rules) -> Rules {
+    let admin_state = match rules.admin_state {
+        AdminState::Ended => AdminState::Ended,
+        _ if rng.percent(3) => AdminState::Ended,
+        AdminState::On if rng.percent(60) => AdminState::Paused,
+        _ => AdminState::On,
     };
-    Rules { switch, version: rules.version + 1, ..rules.clone() }
+    Rules { admin_state, version: rules.version + 1, ..rules.clone() }
 }
 
 /// A day and a half before the zone's clocks change next, or next but one; where they never do, noon of today.

@@ -26,7 +26,7 @@ pub enum Status {
 
 /// What an admin has set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Switch {
+pub enum AdminState {
     On,
     Paused,
     Ended,
@@ -54,7 +54,7 @@ pub struct Rules {
     pub limits: Limits,
     pub starts_at: i64,
     pub ends_at: Option<i64>,
-    pub switch: Switch,
+    pub admin_state: AdminState,
     pub version: u64,
     /// Never change.
     pub zone: TimeZone,
@@ -168,16 +168,16 @@ impl Model {
     }
 
     fn refusal(&self, now: i64, user: &str, quantity: u32) -> Option<Answer> {
-        let Rules { switch, starts_at, ends_at, limits, .. } = self.rules;
+        let Rules { admin_state, starts_at, ends_at, limits, .. } = self.rules;
         let day = self.day_of(now, user);
         let past = |limit: Option<u32>, taken: u64| {
             let left = u64::from(limit?).saturating_sub(taken);
             (u64::from(quantity) > left).then(|| u32::try_from(left).unwrap_or(u32::MAX))
         };
-        if switch == Switch::Paused {
+        if admin_state == AdminState::Paused {
             return Some(self.refused("paused", None, None));
         }
-        if switch == Switch::Ended {
+        if admin_state == AdminState::Ended {
             return Some(self.refused("ended", None, None));
         }
         if now < starts_at {

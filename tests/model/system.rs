@@ -15,7 +15,7 @@ use claimgate_core::engine::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::store::redis::replies::Counters;
 use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
-use claimgate_shared::campaign::AdminState;
+use claimgate_shared::campaign;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Version, Window};
 use futures_util::future::{join, join_all};
 use redis::aio::MultiplexedConnection;
@@ -30,7 +30,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
 use super::operations::Ask;
-use super::reference::{Answer, Id, Rules, Switch, Transition, View};
+use super::reference::{Answer, Id, Rules, AdminState, Transition, View};
 use super::words;
 
 /// The campaign that is played with.
@@ -337,10 +337,10 @@ fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
             per_user_per_day: limit(rules.limits.per_user_per_day),
             per_claim: limit(rules.limits.per_claim),
         },
-        admin_state: match rules.switch {
-            Switch::On => AdminState::On,
-            Switch::Paused => AdminState::Paused,
-            Switch::Ended => AdminState::Ended,
+        admin_state: match rules.admin_state {
+            AdminState::On => campaign::AdminState::On,
+            AdminState::Paused => campaign::AdminState::Paused,
+            AdminState::Ended => campaign::AdminState::Ended,
         },
         version: Version::new(rules.version),
         ..campaign.clone()

@@ -36,7 +36,7 @@ defect denial_turns_the_day lua/claim.lua \
     "  if left then
     if record then
       record = struct.pack('>I3I5I5I1', day, on_it, ever, moved) .. string.sub(record, HEADER + 1)
-      redis.call('HSET', KEYS[2], user_id, record)
+      redis.call('HSET', users_key, user_id, record)
     end
 "
 
@@ -68,10 +68,10 @@ defect day_of_utc lua/prelude.lua '(seconds + offset) / 86400' 'seconds / 86400'
 defect day_goes_back lua/claim.lua 'if last_day >= today then' 'if last_day == today then'
 defect window_ends_late lua/claim.lua 'if now >= campaign.ends_at' 'if now > campaign.ends_at'
 defect pause_after_window lua/claim.lua \
-    'if campaign.admin_state == PAUSED_BY_HAND then' \
+    'if campaign.admin_state == ADMIN_PAUSED then' \
     "if now < campaign.starts_at then
   closed = NOT_STARTED .. struct.pack('>I6', campaign.starts_at)
-elseif campaign.admin_state == PAUSED_BY_HAND then"
+elseif campaign.admin_state == ADMIN_PAUSED then"
 
 # Invariant 9: back once, and to where it was taken.
 defect give_back_forgets_the_day lua/prelude.lua \
@@ -94,7 +94,7 @@ defect holds_not_loaded core/src/store/redis/loader.rs \
 defect minimum_events_not_checked lua/prelude.lua \
     "if events < tonumber(ARGV[2]) then return nil, 'behind' end" ''
 defect missing_key_not_noticed lua/prelude.lua \
-    "if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[4], KEYS[5]) < 4 then return nil, 'sentinel' end" ''
+    "if redis.call('EXISTS', campaign_key, claims_key, holds_key, outbox_key) < 4 then return nil, 'sentinel' end" ''
 # Of the identity only the epoch: a promoted replica has that, too.
 defect identity_not_compared lua/prelude.lua \
     'if not state or string.sub(state, 1, #identity) ~= identity then' \
@@ -102,7 +102,7 @@ defect identity_not_compared lua/prelude.lua \
     faults failover_that_forgets_a_user
 # What a suspended campaign still grants is in no outbox that is relayed, and gone with the load.
 defect suspended_campaign_decides lua/suspend.lua \
-    'string.char(SUSPENDED)' 'string.sub(state, at, at)' interleavings every_placement
+    'string.char(ADMIN_SUSPENDED)' 'string.sub(state, at, at)' interleavings every_placement
 defect sequence_given_again core/src/engine/recovery.rs 'campaign.high_water_mark.sequence.max(totals.sequence)' 'totals.sequence'
 
 # Under memory pressure nothing is written.
@@ -122,7 +122,7 @@ defect eviction_needs_memory core/src/store/redis/scripts.rs \
 defect loader_not_fenced lua/load.lua '  if last_token ~= token then return true end
 ' '' faults lock::an_old_token
 defect users_lost_while_loading lua/load.lua \
-    " or redis.call('HGET', KEYS[2], '.') ~= epoch" '' faults lock::an_old_token
+    " or redis.call('HGET', users_key, STATE) ~= epoch" '' faults lock::an_old_token
 defect older_token_suspends lua/suspend.lua \
     "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
 defect evicted_suspended_again core/src/store/sql/campaigns.rs \

@@ -65,7 +65,7 @@ fn a_winners_retry_meets_the_claim_whatever_has_become_of_the_campaign() {
             world.core.create(id, json!({"total": 1})).await;
             let won = world.claim(id, "winner", "k").await.expect(201).json();
             if !verb.is_empty() {
-                let _ = world.core.switch(id, verb).await.expect(200);
+                let _ = world.core.set_admin_state(id, verb).await.expect(200);
             }
             world.until_seen(id, state).await;
             let _ = refused_early(world, id, code).await;

@@ -126,9 +126,9 @@ fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
                 .observe(live, { childList: true }); })()",
         )
         .await;
-        let _ = world.core.switch("page-heard", "pause").await.expect(200);
+        let _ = world.core.set_admin_state("page-heard", "pause").await.expect(200);
         page.until(PHASE, "paused").await;
-        let _ = world.core.switch("page-heard", "resume").await.expect(200);
+        let _ = world.core.set_admin_state("page-heard", "resume").await.expect(200);
         page.until(BUTTON, false).await;
         assert_eq!(page.eval("heard.splice(0)").await, json!(["Paused for now", "Open now"]));
         page.press("#claim").await;
@@ -139,7 +139,7 @@ fn a_screen_reader_is_told_all_of_it_and_the_result_once() {
         page.until(&format!("document.getElementById('countdown').dataset.seconds === {left}"), false).await;
         assert_eq!(page.eval("heard").await, json!(["Sending…", "It is yours"]));
 
-        let _ = world.core.switch("page-heard", "end").await.expect(200);
+        let _ = world.core.set_admin_state("page-heard", "end").await.expect(200);
         page.until("document.getElementById('state').dataset.state", "ended").await;
         assert_eq!(page.eval("heard").await, json!(["Sending…", "It is yours", "It is over"]));
         page.close().await;

@@ -15,9 +15,9 @@ fn every_refusal_is_in_words_of_both_languages() {
     in_browser("every_refusal_is_in_words_of_both_languages", async {
         let world = page_world().await;
         world.core.create("page-paused", limits()).await;
-        let _ = world.core.switch("page-paused", "pause").await.expect(200);
+        let _ = world.core.set_admin_state("page-paused", "pause").await.expect(200);
         world.core.create("page-ended", limits()).await;
-        let _ = world.core.switch("page-ended", "end").await.expect(200);
+        let _ = world.core.set_admin_state("page-ended", "end").await.expect(200);
         world.core.create("page-sold-out", json!({"total": 1})).await;
         let _ = world.core.claim("page-sold-out", "winner", "k").await.expect(201);
         for (campaign, english, chinese) in [
@@ -78,9 +78,9 @@ fn rules_that_refuse_are_in_words_of_both_languages() {
         )
         .await;
         core.create("page-halted", limits()).await;
-        let _ = core.switch("page-halted", "pause").await.expect(200);
+        let _ = core.set_admin_state("page-halted", "pause").await.expect(200);
         core.create("page-over", limits()).await;
-        let _ = core.switch("page-over", "end").await.expect(200);
+        let _ = core.set_admin_state("page-over", "end").await.expect(200);
         core.create("page-full", json!({"total": 10, "per_user": 1})).await;
         core.create("page-gifts", limits()).await;
         let page = visit(&world, "page-gifts", "").await;

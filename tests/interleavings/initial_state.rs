@@ -18,7 +18,7 @@ const HOLD_S: u32 = 600;
 
 /// What there is of the campaign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stage {
+pub enum InitialState {
     /// Nothing.
     Absent,
     /// Open, with holds; some claims are in SQL, some in the outbox alone, beside an entry that no core has written; one
@@ -38,20 +38,20 @@ pub enum Stage {
     Evicted,
 }
 
-pub const STAGES: [(Stage, &str); 8] = [
-    (Stage::Absent, "absent"),
-    (Stage::Live, "live"),
-    (Stage::Lost, "lost"),
-    (Stage::Unheard, "unheard"),
-    (Stage::Forked, "forked"),
-    (Stage::Behind, "behind"),
-    (Stage::Over, "over"),
-    (Stage::Evicted, "evicted"),
+pub const INITIAL_STATES: [(InitialState, &str); 8] = [
+    (InitialState::Absent, "absent"),
+    (InitialState::Live, "live"),
+    (InitialState::Lost, "lost"),
+    (InitialState::Unheard, "unheard"),
+    (InitialState::Forked, "forked"),
+    (InitialState::Behind, "behind"),
+    (InitialState::Over, "over"),
+    (InitialState::Evicted, "evicted"),
 ];
 
-impl Stage {
+impl InitialState {
     pub fn name(self) -> &'static str {
-        STAGES.into_iter().find(|(stage, _)| *stage == self).expect("all are listed").1
+        INITIAL_STATES.into_iter().find(|(initial, _)| *initial == self).expect("all are listed").1
     }
 
     /// Whether Redis has the campaign, all along.
