@@ -76,26 +76,27 @@ elseif now >= campaign.ends_at then
   closed = OVER .. struct.pack('>I6', campaign.ends_at)
 end
 
--- What neighbouring claims of one quantity and day share: the end of their records, and the counters of a user who had
--- nothing.
-local shared_quantity, shared_day, shared_part, first_counters
+-- What neighbouring claims of one quantity and day share: the end of their records.
+local shared_quantity, shared_day, shared_part
 local answers = {}
 for i = 1, count do
   local user_id, digest, quantity = fields[i + 1], digests[i], quantities[i]
   local record = records[user_id] or read[i + 1]
-  local day, on_it, ever, moved, claim = today, 0, 0, 0, nil
+  local day, on_it, ever, claim = today, 0, 0, nil
   if record then
     tools = tools or claim_tools(work)
     claim = tools.find(record, digest)
-    local last_day, units
-    last_day, units, ever, moved = struct.unpack('>I3I5I5I1', record)
-    -- Never a day before the user's last, whatever the clock does. The record turns to it with a grant alone.
-    if last_day >= today then day, on_it = last_day, units end
+    if not claim then
+      local last_day, units
+      last_day, units, ever = tools.counters(record)
+      -- Never a day before the user's last, whatever the clock does. Only a grant turns to another one.
+      if last_day >= today then day, on_it = last_day, units end
+    end
   end
   -- The limits refuse in this order.
   local answer, left, behind
   if claim then
-    answer = struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim or KEY_REUSED
+    answer = struct.unpack('>I4', claim, QUANTITY_AT) == quantity and REPLAY .. claim or KEY_REUSED
   elseif closed then
     answer = closed
   elseif quantity > per_claim then
@@ -120,15 +121,9 @@ for i = 1, count do
     if shared_quantity ~= quantity or shared_day ~= day then
       shared_quantity, shared_day = quantity, day
       shared_part = struct.pack('>I4I1I1I6I6I3', quantity, status, 1, now, expires_at, day)
-      first_counters = struct.pack('>I3I5I5I1', day, quantity, quantity, 0)
     end
     claim = digest .. struct.pack('>I5', sequence) .. shared_part
-    if record then
-      record = struct.pack('>I3I5I5I1', day, on_it + quantity, ever + quantity, moved) .. string.sub(record, HEADER + 1)
-      record = tools.add(user_id, record, claim)
-    else
-      record = first_counters .. claim
-    end
+    record = record and tools.add(user_id, record, claim, day, on_it + quantity, ever + quantity) or claim
     records[user_id] = record
     -- Filled by a counted place: `#` looks for a list's end each time.
     users[2 * events + 1], users[2 * events + 2] = user_id, record

@@ -14,7 +14,8 @@
 --                    replication id
 --   rules            starts at ms 6, ends at ms 6, total 5, per user 5, per user and day 5, per claim 5, hold ms 6,
 --                    days until ms 6, version 6, then the UTC offsets: from second 5, seconds ahead 4, in turn
---   user's record    day 3, taken today 5, taken ever 5, 1 if some claims moved to `claims`, then the claims
+--   user's record    the claims, oldest first; once some have moved to `claims`, behind a header that counts all of them:
+--                    day 3, taken on it 5, taken ever 5
 --   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 1, claimed at 6, expires at 6, day 3
 --   outbox entry     head: epoch 5, events so far 6, written at ms 6, total or none 5, taken 6;
 --                    its users, space-separated, and as many claims' records in the same order
@@ -26,9 +27,11 @@
 
 local campaign_key, users_key, claims_key, holds_key, outbox_key = unpack(KEYS)
 local STATE, SENTINEL = '.', '.'
-local LAYOUT = '5'
-local HEADER, CLAIM, DIGEST = 14, 42, 16
+local LAYOUT = '6'
+local HEADER, CLAIM, DIGEST = 13, 42, 16
 local COUNTERS, COUNTERS_BYTES, BACKLOG_AT = '>I1I6I6I6I6I5I6', 36, 19
+-- The byte of a claim's record that its quantity begins with, from 1.
+local QUANTITY_AT = 22
 local INLINE_MAX = 8
 local DUE_MAX = 256
 local UNLIMITED, NEVER = 2 ^ 40 - 1, 2 ^ 48 - 1
@@ -154,10 +157,26 @@ local function claim_tools(work)
   -- The claim of that digest, packed, and where it stands in its user's record; nil for none.
   function tools.find(record, digest)
     if not record then return nil end
-    for at = HEADER + 1, #record, CLAIM do
+    local header = #record % CLAIM
+    for at = header + 1, #record, CLAIM do
       if string.sub(record, at, at + DIGEST - 1) == digest then return string.sub(record, at, at + CLAIM - 1), at end
     end
-    if string.byte(record, HEADER) == 1 then return find_moved(digest) end
+    if header > 0 then return find_moved(digest) end
+  end
+
+  -- The last day that a user has claimed on, units taken on it and ever.
+  function tools.counters(record)
+    if #record % CLAIM > 0 then return struct.unpack('>I3I5I5', record) end
+    local last_day, on_it, ever = 0, 0, 0
+    for at = QUANTITY_AT, #record, CLAIM do
+      local quantity, status, day = struct.unpack('>I4I1xxxxxxxxxxxxxI3', record, at)
+      if day > last_day then last_day, on_it = day, 0 end
+      if status == GRANTED or status == HELD then
+        ever = ever + quantity
+        if day == last_day then on_it = on_it + quantity end
+      end
+    end
+    return last_day, on_it, ever
   end
 
   function tools.unpack(packed)
@@ -181,15 +200,14 @@ local function claim_tools(work)
     append(work, 'claims', digest, packed .. user_id)
   end
 
-  -- A user's record with one claim more; the oldest of more than eight moves out to `claims`.
-  function tools.add(user_id, record, claim)
-    record = record .. claim
-    if #record > HEADER + INLINE_MAX * CLAIM then
-      local oldest = string.sub(record, HEADER + 1, HEADER + CLAIM)
-      move_out(user_id, string.sub(oldest, 1, DIGEST), oldest)
-      record = string.sub(record, 1, HEADER - 1) .. string.char(1) .. string.sub(record, HEADER + CLAIM + 1)
-    end
-    return record
+  -- A user's record with one claim more, after which the counters are these; the oldest of more than eight moves out to
+  -- `claims`. A record with a header has eight already.
+  function tools.add(user_id, record, claim, day, on_it, ever)
+    if #record < INLINE_MAX * CLAIM then return record .. claim end
+    local at = #record % CLAIM + 1
+    local oldest = string.sub(record, at, at + CLAIM - 1)
+    move_out(user_id, string.sub(oldest, 1, DIGEST), oldest)
+    return struct.pack('>I3I5I5', day, on_it, ever) .. string.sub(record, at + CLAIM) .. claim
   end
 
   -- Writes a changed claim back where it was found, and tells SQL.
@@ -207,13 +225,14 @@ local function claim_tools(work)
     append(work, 'event_claims', packed)
   end
 
-  -- Gives a claim's units back: to the total, to the user, and to the user's day while that day is still the current one.
-  -- Returns the user's record.
+  -- Gives a claim's units back: to the total and, where a header counts them, to the user, and to the user's day while
+  -- that day is still the current one. Returns the user's record.
   function tools.give_back(record, claim)
-    local day, today, ever, has_moved = struct.unpack('>I3I5I5I1', record)
     work.campaign.taken = work.campaign.taken - claim.quantity
-    if claim.day == day then today = today - claim.quantity end
-    return struct.pack('>I3I5I5I1', day, today, ever - claim.quantity, has_moved) .. string.sub(record, HEADER + 1)
+    if #record % CLAIM == 0 then return record end
+    local day, on_it, ever = tools.counters(record)
+    if claim.day == day then on_it = on_it - claim.quantity end
+    return struct.pack('>I3I5I5', day, on_it, ever - claim.quantity) .. string.sub(record, HEADER + 1)
   end
 
   -- Expires a hold that is due.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::core_client::campaign;
 use crate::core_process::API_TOKEN;
-use crate::inspect::key;
+use crate::inspect::{key, user_counters};
 use crate::sql::{Sql, SqlClaim};
 use crate::storm::{Seen, Wish};
 use crate::wait::{SOON, eventually, holds};
@@ -322,14 +322,13 @@ impl Checker {
         assert_eq!(taken, granted, "Redis' total and SQL's");
         let records: BTreeMap<String, Vec<u8>> =
             redis.query(&["HGETALL", &key(&self.campaign, "users")]).await;
-        let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
         let mut in_sql: BTreeMap<&str, BTreeMap<u64, u64>> = BTreeMap::new();
         for row in standing {
             *in_sql.entry(&row.user_id).or_default().entry(row.day).or_default() += row.quantity;
         }
         let mut counted = 0;
         for (user, record) in records.iter().filter(|(user, _)| *user != ".") {
-            let (day, today, ever) = (number(&record[..3]), number(&record[3..8]), number(&record[8..13]));
+            let (day, today, ever) = user_counters(record);
             let days = in_sql.remove(user.as_str()).unwrap_or_default();
             let of_sql = (days.get(&day).copied().unwrap_or(0), days.values().sum());
             assert_eq!((today, ever), of_sql, "today and ever of {user}, in Redis and in SQL");

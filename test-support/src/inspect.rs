@@ -135,6 +135,22 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
+/// Length of a claim's record, in bytes.
+const CLAIM_BYTES: usize = 42;
+
+/// The last day that a user has claimed on, units taken on it, and units taken at all, from the user's record: counted
+/// before its claims, or what they come to.
+pub fn user_counters(record: &[u8]) -> (u64, u64, u64) {
+    if !record.len().is_multiple_of(CLAIM_BYTES) {
+        return (number(&record[..3]), number(&record[3..8]), number(&record[8..13]));
+    }
+    let claims = || record.chunks(CLAIM_BYTES);
+    let day_of = |claim: &[u8]| number(&claim[39..]);
+    let units = |claim: &[u8]| if claim[25] <= 2 { number(&claim[21..25]) } else { 0 };
+    let day = claims().map(day_of).max().unwrap_or(0);
+    (day, claims().filter(|claim| day_of(claim) == day).map(units).sum(), claims().map(units).sum())
+}
+
 /// The name of one of a campaign's keys.
 pub fn key(campaign: &str, what: &str) -> String {
     format!("cg:{{{campaign}}}:{what}")

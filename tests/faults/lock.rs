@@ -102,7 +102,7 @@ impl Loads {
 
     /// `load.lua`, under epoch 2, for a register's campaign.
     async fn step_of(&self, register_id: &str, token: &str, step: &str, more: &[&str]) -> String {
-        let text = format!("5 {register_id} ");
+        let text = format!("6 {register_id} ");
         let length = char::from(u8::try_from(5 + text.len()).unwrap());
         let identity = format!("{length}\0\0\0\0\u{2}{text}");
         let arguments = [&[identity.as_str(), "2", token, step], more].concat();

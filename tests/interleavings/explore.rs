@@ -13,11 +13,11 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::initial_state::InitialState;
 use super::matrix::{self, Counts};
 use super::protocol::{PROTOCOLS, Protocol};
 use super::registry;
 use super::schedule::{Fate, Played, Schedule};
-use super::initial_state::InitialState;
 use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
 
@@ -81,11 +81,18 @@ fn all_pairs() -> Vec<Pair> {
     for database in [Database::Sqlite, Database::Postgres] {
         for (a, _) in PROTOCOLS {
             for (b, _) in PROTOCOLS {
-                pairs.extend(a.initial_states().iter().map(|initial| Pair { database, initial: *initial, a, b }));
+                pairs.extend(a.initial_states().iter().map(|initial| Pair {
+                    database,
+                    initial: *initial,
+                    a,
+                    b,
+                }));
             }
         }
     }
-    pairs.retain(|pair| everything() || (pair.initial, pair.database) != (InitialState::Unheard, Database::Postgres));
+    pairs.retain(|pair| {
+        everything() || (pair.initial, pair.database) != (InitialState::Unheard, Database::Postgres)
+    });
     pairs
 }
 

@@ -6,9 +6,9 @@ use support::inspect::key;
 use support::sql::SqlClaim;
 use support::times::now_ms;
 
+use super::initial_state::InitialState;
 use super::node::Node;
 use super::play::{NAMES, Play};
-use super::initial_state::InitialState;
 
 /// Rounds in which a core reads the campaigns from SQL, maintains this one and relays, both in turn.
 const ROUNDS_MAX: usize = 12;

@@ -9,6 +9,7 @@
 #![allow(missing_docs)] // a binary of tests: its documentation is read beside the code only
 
 mod explore;
+mod initial_state;
 mod judge;
 mod matrix;
 mod node;
@@ -17,7 +18,6 @@ mod protocol;
 mod registry;
 mod regressions;
 mod schedule;
-mod initial_state;
 mod told;
 mod track;
 mod world;

@@ -7,8 +7,8 @@ use claimgate_shared::{CampaignId, ClaimRequest};
 use serde_json::{Value, json};
 use support::inspect::key;
 
-use super::node::{Node, Reply};
 use super::initial_state::InitialState;
+use super::node::{Node, Reply};
 use super::told::Told;
 use super::track::Log;
 use super::world::World;

@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
+use super::initial_state::InitialState;
 use super::node::Node;
 use super::play::Play;
-use super::initial_state::InitialState;
 
 /// One piece of work of one core, or of what is around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

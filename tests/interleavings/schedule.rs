@@ -3,11 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::initial_state::{INITIAL_STATES, InitialState};
 use super::judge::judge;
 use super::node::Node;
 use super::play::Play;
 use super::protocol::{PROTOCOLS, Protocol};
-use super::initial_state::{INITIAL_STATES, InitialState};
 use super::track::{END, Place, Track};
 use super::world::{Database, World};
 
@@ -111,7 +111,11 @@ impl FromStr for Schedule {
                 "postgres" => Database::Postgres,
                 _ => return Err(wrong()),
             },
-            initial: INITIAL_STATES.into_iter().find(|(_, name)| *name == initial).map(|(of, _)| of).ok_or_else(wrong)?,
+            initial: INITIAL_STATES
+                .into_iter()
+                .find(|(_, name)| *name == initial)
+                .map(|(of, _)| of)
+                .ok_or_else(wrong)?,
             a: protocol(a).ok_or_else(wrong)?,
             at: at.parse()?,
             fate,

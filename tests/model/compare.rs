@@ -6,7 +6,7 @@ use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::store::sql::ClaimRow;
 use claimgate_shared::Timestamp;
 use support::RedisView;
-use support::inspect::key;
+use support::inspect::{key, user_counters};
 
 use super::reference::{Claim, Id, Model, View};
 use super::run::same;
@@ -33,7 +33,7 @@ pub async fn redis(model: &Model, redis: &RedisView) -> Result<(), String> {
             other => return Err(format!("{id:?}: expected {claim:?}\nfound {other:?}")),
         }
     }
-    headers(model, &users)?;
+    same_counters(model, &users)?;
     same_holds(model, &holds)
 }
 
@@ -42,20 +42,18 @@ fn claims(users: &Fields, moved: &Fields) -> BTreeMap<[u8; 16], ClaimRecord> {
     let inline = users
         .iter()
         .filter(|(user, _)| user != &b".")
-        .flat_map(|(_, record)| record[14..].chunks(ClaimRecord::BYTES));
+        .flat_map(|(_, record)| record[record.len() % ClaimRecord::BYTES..].chunks(ClaimRecord::BYTES));
     let moved = moved.iter().filter(|(digest, _)| digest != &b".").map(|(_, record)| record.as_slice());
     let records = inline.chain(moved).map(|bytes| ClaimRecord::read(bytes).expect("a record"));
     records.map(|record| (record.digest, record)).collect()
 }
 
 /// Every user's current day, units taken on it, units taken at all.
-fn headers(model: &Model, users: &Fields) -> Result<(), String> {
+fn same_counters(model: &Model, users: &Fields) -> Result<(), String> {
     let owners: BTreeSet<&String> = model.claims.keys().map(|(user, _)| user).collect();
     for owner in &owners {
         let record = users.get(owner.as_bytes()).ok_or_else(|| format!("{owner} has no record"))?;
-        let number = |bytes: &[u8]| bytes.iter().fold(0, |number: u64, byte| number << 8 | u64::from(*byte));
-        let found = (number(&record[..3]), number(&record[3..8]), number(&record[8..13]));
-        same(&(*owner, model.standing(owner)), &(*owner, found))?;
+        same(&(*owner, model.standing(owner)), &(*owner, user_counters(record)))?;
     }
     same(&owners.len(), &(users.len() - 1))
 }

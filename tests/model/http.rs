@@ -14,7 +14,7 @@ use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
 
 use super::compare;
 use super::operations::{Ask, Operation, Table};
-use super::reference::{Answer, Left, Model, Rules, Status, AdminState, Transition, View};
+use super::reference::{AdminState, Answer, Left, Model, Rules, Status, Transition, View};
 use super::rng::Rng;
 use super::run::same;
 use super::system::{CAMPAIGN, claim_id, model_id};

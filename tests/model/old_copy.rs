@@ -4,7 +4,7 @@ use claimgate_core::engine::recovery::Recovered;
 use jiff::tz::TimeZone;
 
 use super::operations::Ask;
-use super::reference::{Limits, Rules, AdminState, Transition};
+use super::reference::{AdminState, Limits, Rules, Transition};
 use super::system::System;
 
 const HOLD_MS: i64 = 30_000;

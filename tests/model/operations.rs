@@ -3,7 +3,7 @@
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::reference::{Limits, Model, Rules, AdminState, Transition};
+use super::reference::{AdminState, Limits, Model, Rules, Transition};
 use super::rng::Rng;
 
 const SECOND_MS: i64 = 1000;

@@ -30,7 +30,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 
 use super::operations::Ask;
-use super::reference::{Answer, Id, Rules, AdminState, Transition, View};
+use super::reference::{AdminState, Answer, Id, Rules, Transition, View};
 use super::words;
 
 /// The campaign that is played with.

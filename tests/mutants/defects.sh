@@ -35,7 +35,7 @@ defect denial_turns_the_day lua/claim.lua \
 ' \
     "  if left then
     if record then
-      record = struct.pack('>I3I5I5I1', day, on_it, ever, moved) .. string.sub(record, HEADER + 1)
+      record = struct.pack('>I3I5I5', day, on_it, ever) .. string.sub(record, #record % CLAIM + 1)
       redis.call('HSET', users_key, user_id, record)
     end
 "
@@ -75,8 +75,10 @@ elseif campaign.admin_state == ADMIN_PAUSED then"
 
 # Invariant 9: back once, and to where it was taken.
 defect give_back_forgets_the_day lua/prelude.lua \
-    '  if claim.day == day then today = today - claim.quantity end' ''
+    '    if claim.day == day then on_it = on_it - claim.quantity end' ''
 defect give_back_to_any_day lua/prelude.lua 'if claim.day == day then' 'if true then'
+defect returned_units_count lua/prelude.lua 'if status == GRANTED or status == HELD then' 'if true then'
+defect other_days_count lua/prelude.lua '        if day == last_day then on_it' '        if true then on_it'
 defect returned_twice lua/transition.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
 defect confirmed_hold_stays_due lua/transition.lua 'if claim.status == HELD then append' 'if false then append'

@@ -54,16 +54,56 @@ impl ClaimRecord {
     }
 }
 
-/// Length of the counters at the head of a user's record, in bytes.
-const USER_HEADER_BYTES: usize = 14;
+/// What a user has taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct UserCounters {
+    /// The last day that a claim counts on, in days since 1970; it never goes backwards.
+    pub day: u32,
+    /// Units taken on that day.
+    pub on_day: u64,
+    /// Units taken over the campaign.
+    pub ever: u64,
+}
+
+impl UserCounters {
+    /// Length of the counters at the head of a user's record, in bytes.
+    pub const BYTES: usize = 13;
+
+    /// What these claims, all of one user, come to.
+    pub fn of<'a>(claims: impl IntoIterator<Item = &'a ClaimRecord>) -> Self {
+        let mut counters = Self::default();
+        for claim in claims {
+            if claim.day > counters.day {
+                (counters.day, counters.on_day) = (claim.day, 0);
+            }
+            if matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held) {
+                let units = u64::from(claim.quantity);
+                counters.ever += units;
+                counters.on_day += if claim.day == counters.day { units } else { 0 };
+            }
+        }
+        counters
+    }
+
+    /// Writes the counters as the scripts do.
+    pub fn write(&self, into: &mut Vec<u8>) {
+        put_be(into, self.day.into(), 3);
+        put_be(into, self.on_day, 5);
+        put_be(into, self.ever, 5);
+    }
+}
 
 /// The claims in a user's record; none when it is no record.
 pub fn claims_of(user: &[u8], record: &[u8]) -> Vec<(UserId, ClaimRecord)> {
     let Some(user) = std::str::from_utf8(user).ok().and_then(|user| user.parse::<UserId>().ok()) else {
         return Vec::new();
     };
-    let claims = record.get(USER_HEADER_BYTES..).unwrap_or_default().chunks_exact(ClaimRecord::BYTES);
-    claims.filter_map(ClaimRecord::read).map(|claim| (user.clone(), claim)).collect()
+    inline_claims(record).map(|claim| (user.clone(), claim)).collect()
+}
+
+/// The claims of a user's record, behind the counters if it has some.
+fn inline_claims(record: &[u8]) -> impl Iterator<Item = ClaimRecord> {
+    record[record.len() % ClaimRecord::BYTES..].chunks_exact(ClaimRecord::BYTES).filter_map(ClaimRecord::read)
 }
 
 /// A claim that has moved out of its user's record: the record, followed by the user's id.
@@ -74,7 +114,11 @@ pub fn moved_claim(moved: &[u8]) -> Option<(UserId, ClaimRecord)> {
 
 /// Units a user has ever taken, from the user's record; 0 when it is no record.
 pub fn taken_ever(record: &[u8]) -> u64 {
-    record.get(8..13).map_or(0, be_int)
+    match record.len() % ClaimRecord::BYTES {
+        0 => UserCounters::of(&inline_claims(record).collect::<Vec<_>>()).ever,
+        UserCounters::BYTES => be_int(&record[8..UserCounters::BYTES]),
+        _ => 0,
+    }
 }
 
 /// A big-endian number of at most 8 bytes.
@@ -178,26 +222,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_users_claims_stand_behind_the_counters() {
-        let mut user = vec![0; USER_HEADER_BYTES];
-        user[12] = 7;
-        assert_eq!(taken_ever(&user), 7);
-        assert!(claims_of(b"alice", &user).is_empty());
-        let claim = ClaimRecord {
+    fn claim(day: u32, quantity: u32, status: ClaimStatus) -> ClaimRecord {
+        ClaimRecord {
             digest: [9; 16],
-            status: ClaimStatus::Held,
+            status,
             revision: 1,
-            quantity: 2,
+            quantity,
             sequence: 3,
             claimed_at: timestamp(1_700_000_000_000).unwrap(),
             expires_at: timestamp(1_700_000_060_000),
-            day: 19_675,
-        };
-        claim.write(&mut user);
-        claim.write(&mut user);
-        assert_eq!(claims_of(b"alice", &user), vec![("alice".parse().unwrap(), claim); 2]);
-        assert!(claims_of(b"no user", &user).is_empty(), "a blank is in no user id");
+            day,
+        }
+    }
+
+    #[test]
+    fn a_users_record_is_the_claims() {
+        let held = claim(19_675, 2, ClaimStatus::Held);
+        let record = [written(&held), written(&held)].concat();
+        assert_eq!(claims_of(b"alice", &record), vec![("alice".parse().unwrap(), held); 2]);
+        assert_eq!(taken_ever(&record), 4);
+        assert!(claims_of(b"no user", &record).is_empty(), "no user has such an id");
         assert_eq!(taken_ever(b"short"), 0);
+    }
+
+    #[test]
+    fn counters_before_the_claims_count_those_that_have_moved_out_too() {
+        let mut record = Vec::new();
+        UserCounters { day: 19_675, on_day: 5, ever: 7 }.write(&mut record);
+        assert_eq!(record.len(), UserCounters::BYTES);
+        let held = claim(19_675, 2, ClaimStatus::Held);
+        held.write(&mut record);
+        assert_eq!(claims_of(b"alice", &record), [("alice".parse().unwrap(), held)]);
+        assert_eq!(taken_ever(&record), 7);
+    }
+
+    #[test]
+    fn what_stands_counts_and_the_last_day_is_the_current_one() {
+        use ClaimStatus::{Expired, Granted, Held, Returned};
+        let counters = |claims: &[ClaimRecord]| UserCounters::of(claims);
+        let of = |day, on_day, ever| UserCounters { day, on_day, ever };
+        assert_eq!(counters(&[]), of(0, 0, 0));
+        assert_eq!(counters(&[claim(7, 1, Granted), claim(8, 2, Held), claim(8, 4, Granted)]), of(8, 6, 7));
+        assert_eq!(counters(&[claim(8, 2, Held), claim(7, 1, Granted)]), of(8, 2, 3), "in whatever order");
+        let given_back = [claim(7, 1, Granted), claim(8, 2, Returned), claim(8, 4, Expired)];
+        assert_eq!(counters(&given_back), of(8, 0, 1), "a claim that was given back has turned the day");
     }
 }

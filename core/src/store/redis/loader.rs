@@ -1,7 +1,5 @@
 //! Suspending a campaign in Redis, loading it from what SQL holds, and removing it.
 
-use std::collections::BTreeMap;
-
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 use redis::ScriptInvocation;
 
@@ -12,7 +10,7 @@ use super::state::{self, Identity};
 use super::{HashEntry, RedisStore, RedisStoreError, call_on};
 use super::{replies, scripts};
 use crate::domain::campaign::Campaign;
-use crate::domain::claim_record::{ClaimRecord, put_be};
+use crate::domain::claim_record::{ClaimRecord, UserCounters};
 use crate::domain::high_water_mark::HighWaterMark;
 
 /// The most claims in a user's own record; older ones are kept in `claims`. As in `prelude.lua`.
@@ -185,21 +183,12 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// A user's record: counters over all claims, then the claims that are kept in it.
+/// A user's record: the claims but the `apart` oldest, behind counters of all of them once there are such.
 fn user_record(claims: &[ClaimRecord], apart: usize) -> Vec<u8> {
-    let standing = |claim: &&ClaimRecord| matches!(claim.status, ClaimStatus::Granted | ClaimStatus::Held);
-    let mut by_day: BTreeMap<u32, u64> = BTreeMap::new();
-    for claim in claims {
-        let units = if standing(&claim) { u64::from(claim.quantity) } else { 0 };
-        *by_day.entry(claim.day).or_default() += units;
+    let mut record = Vec::with_capacity(UserCounters::BYTES + (claims.len() - apart) * ClaimRecord::BYTES);
+    if apart > 0 {
+        UserCounters::of(claims).write(&mut record);
     }
-    // A user's day never goes backwards: the last day seen is the current one.
-    let (day, today) = by_day.last_key_value().map_or((0, 0), |(day, units)| (*day, *units));
-    let mut record = Vec::with_capacity(14 + (claims.len() - apart) * ClaimRecord::BYTES);
-    put_be(&mut record, u64::from(day), 3);
-    put_be(&mut record, today, 5);
-    put_be(&mut record, by_day.values().sum(), 5);
-    record.push(u8::from(apart > 0));
     for claim in &claims[apart..] {
         claim.write(&mut record);
     }

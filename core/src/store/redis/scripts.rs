@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::Script;
 
 /// The layout of the keys that this core reads and writes; another one is refused by the scripts.
-pub const LAYOUT: u32 = 5;
+pub const LAYOUT: u32 = 6;
 
 macro_rules! script {
     ($(#[$doc:meta])* $name:ident, $($file:literal),+) => {
