@@ -1,17 +1,21 @@
 -- ack: takes outbox entries that SQL has committed off the stream. Frees memory, so it runs without memory too.
 --
 -- KEYS  as in prelude.lua
--- ARGV  entry id and its number of events, in turn
+-- ARGV  entry id and its number of events, in turn; 1,000 entries at most
 --
 -- Replies
 --   the number of events left in the outbox; an entry that another core has taken off before is not counted again
 
-local events = 0
+local ids, sizes, events = {}, {}, 0
 for at = 1, #ARGV, 2 do
-  if redis.call('XACK', outbox_key, 'relay', ARGV[at]) == 1 then
-    redis.call('XDEL', outbox_key, ARGV[at])
-    events = events + ARGV[at + 1]
-  end
+  ids[#ids + 1], sizes[#sizes + 1] = ARGV[at], tonumber(ARGV[at + 1])
+  events = events + sizes[#sizes]
+end
+if redis.call('XACK', outbox_key, 'relay', unpack(ids)) == #ids then
+  redis.call('XDEL', outbox_key, unpack(ids))
+else
+  events = 0
+  for i, id in ipairs(ids) do events = events + sizes[i] * redis.call('XDEL', outbox_key, id) end
 end
 local state = redis.call('HGET', users_key, STATE)
 if not parse_identity(state) then return 0 end

@@ -89,12 +89,12 @@ async fn granted_again(row: Row, database: Database, at_once: bool) {
     let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
     let id = before.events[0].claim_id(campaign);
     if at_once {
-        sql.write_entries(campaign, &[before, after]).await.expect("both in one");
+        sql.write_entries(&[(campaign, &[before, after])]).await.expect("both in one");
     } else {
-        sql.write_entries(campaign, &[before]).await.expect("what an older epoch has written");
+        sql.write_entries(&[(campaign, &[before])]).await.expect("what an older epoch has written");
         let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
         assert_eq!(claim.status, ClaimStatus::Revoked);
-        sql.write_entries(campaign, &[after]).await.expect("what is acknowledged is written");
+        sql.write_entries(&[(campaign, &[after])]).await.expect("what is acknowledged is written");
     }
     let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
     assert_eq!((claim.status, claim.sequence), (ClaimStatus::Granted, 150));

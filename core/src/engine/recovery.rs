@@ -309,7 +309,7 @@ impl Recovery {
                 metrics::dead_letter();
             }
             if honest {
-                match self.sync.sql.write_entries(campaign, &read.entries).await {
+                match self.sync.sql.write_entries(&[(campaign, &read.entries)]).await {
                     Err(OutboxWriteError::Constraint(error)) => {
                         tracing::error!(%campaign, %error, "the database refuses claims; writing them one by one");
                         honest = false;

@@ -7,6 +7,7 @@
 //! is relayed by itself: one whose outbox or row is broken fails alone, and is tried again after a growing back-off.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
@@ -14,10 +15,11 @@ use std::{io, thread};
 use claimgate_shared::CampaignId;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Backoff;
+use super::group_commit::{CommitError, GroupCommit, Turn};
 use crate::clock;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::Engine;
@@ -44,8 +46,6 @@ const MANY: usize = 2048;
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// How often a resting relay checks whether claims are still being decided.
 const LOOK_UP: Duration = Duration::from_millis(5);
-/// The longest a commit may take; an entry has 256 claims at most.
-const COMMIT_MAX: Duration = Duration::from_secs(10);
 /// The longest that closing the connections to SQL may take.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 const RETRY_MIN: Duration = Duration::from_millis(50);
@@ -72,15 +72,12 @@ pub enum RelayError {
     /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),
-    /// A call to SQL failed.
+    /// SQL did not commit.
     #[error(transparent)]
-    Write(#[from] OutboxWriteError),
+    Commit(#[from] CommitError),
     /// Suspending a campaign failed.
     #[error(transparent)]
     Recovery(#[from] RecoveryError),
-    /// SQL did not commit in time.
-    #[error("SQL did not commit within {} s", COMMIT_MAX.as_secs())]
-    Slow,
 }
 
 impl RelayError {
@@ -165,12 +162,13 @@ struct Relay<'a> {
     parts: &'a OutboxRelay,
     /// Entries that another core has read and not acknowledged for this long are taken over.
     idle: Duration,
-    /// Permits for as many commits at once as SQL can take: one that hangs must not hold up the others.
-    commits: Semaphore,
+    commits: GroupCommit,
     /// The connection for reading, once made; dropped when it breaks.
     reader: Mutex<Option<OutboxReader>>,
     /// Whether it leaves the processors to claims.
     rests: bool,
+    /// The most events that an outbox had left after a commit, since the last rest.
+    fullest: AtomicU64,
 }
 
 /// The relay's state of one campaign.
@@ -193,8 +191,8 @@ impl Default for Place {
 
 impl<'a> Relay<'a> {
     fn new(parts: &'a OutboxRelay, idle: Duration, rests: bool) -> Self {
-        let commits = Semaphore::new(parts.sql.writers_max());
-        Self { parts, idle, commits, reader: Mutex::default(), rests }
+        let commits = GroupCommit::new(parts.sql.clone());
+        Self { parts, idle, commits, reader: Mutex::default(), rests, fullest: AtomicU64::new(0) }
     }
 
     /// Relays each campaign that is noticed.
@@ -328,34 +326,39 @@ impl<'a> Relay<'a> {
         for id in &batch.malformed {
             self.dead_letter(handle, id).await?;
         }
+        let entries = batch.len();
         if !batch.entries.is_empty() {
-            // The semaphore is never closed.
-            let _permit = self.commits.acquire().await;
-            let started = Instant::now();
+            let batch = Arc::new(batch);
             let campaign = handle.campaign();
-            let committed = self.parts.sql.write_entries(&campaign.id, &batch.entries);
-            match timeout(COMMIT_MAX, committed).await.map_err(|_| RelayError::Slow)? {
-                Err(OutboxWriteError::Constraint(error)) => {
+            let turn = match self.commits.commit(&campaign.id, Arc::clone(&batch)).await {
+                Err(CommitError::Write(OutboxWriteError::Constraint(error))) => {
                     return self.suspend_campaign(handle, &error).await;
                 }
-                other => other?,
-            }
+                committed => committed?,
+            };
             let left = self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
-            let may_rest = batch.events() >= MANY || batch.age(clock::now()) < LAG_MAX;
-            if self.rests && may_rest && left < self.parts.redis.outbox_max() / 2 {
-                self.yield_to_claims((started.elapsed() * REST).min(REST_MAX)).await;
+            self.fullest.fetch_max(left, Ordering::Relaxed);
+            if let Some(turn) = turn.filter(|_| self.rests) {
+                self.yield_to_claims(turn).await;
             }
         }
-        Ok(batch.len())
+        Ok(entries)
     }
 
-    /// Waits for `rest` while claims are being decided; SQL catches up after a stampede.
-    async fn yield_to_claims(&self, rest: Duration) {
-        let until = Instant::now() + rest;
-        while self.parts.registry.notices().decisions.is_recent() && Instant::now() < until {
+    /// Keeps the writer's place while claims are being decided; SQL catches up after a stampede.
+    async fn yield_to_claims(&self, turn: Turn<'_>) {
+        let now = Instant::now();
+        let until = now + (now - turn.began).saturating_mul(REST).min(REST_MAX);
+        let may_rest = turn.events >= MANY || turn.age(clock::now()) < LAG_MAX;
+        while may_rest
+            && self.fullest.load(Ordering::Relaxed) < self.parts.redis.outbox_max() / 2
+            && self.parts.registry.notices().decisions.is_recent()
+            && Instant::now() < until
+        {
             sleep(LOOK_UP).await;
         }
+        self.fullest.store(0, Ordering::Relaxed);
     }
 
     /// Moves an entry that cannot be relayed out of the outbox.

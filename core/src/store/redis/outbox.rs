@@ -57,11 +57,9 @@ impl OutboxBatch {
         self.len() == 0
     }
 
-    /// For how long its oldest entry has waited at `now`; zero without one.
-    pub fn age(&self, now: Timestamp) -> Duration {
-        let oldest = self.entries.first().and_then(|entry| entry.events.first());
-        let ms = oldest.map_or(0, |event| now.as_ms() - event.updated_at.as_ms());
-        Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+    /// When its oldest entry was written; `None` without one.
+    pub fn oldest(&self) -> Option<Timestamp> {
+        Some(self.entries.first()?.events.first()?.updated_at)
     }
 
     /// How many events it holds.
@@ -307,21 +305,6 @@ mod tests {
         // The return between the two grants gave one unit back.
         assert_eq!(guards, [(None, None), (Some(100), Some(32)), (None, None), (Some(100), Some(34))]);
         assert!(guard(&mut events, Some(100), 2).is_none(), "more was granted than is taken");
-    }
-
-    #[test]
-    fn a_batch_is_as_old_as_its_first_entry() {
-        let at = |ms| timestamp(ms).unwrap();
-        let entry = |ms| OutboxEntry {
-            id: String::new(),
-            epoch: Epoch::new(1),
-            count: 1,
-            events: events("alice", &claim(1, 1, 2), at(ms)).unwrap(),
-        };
-        let batch = OutboxBatch { entries: vec![entry(1000), entry(3000)], malformed: vec![] };
-        assert_eq!(batch.age(at(4000)), Duration::from_secs(3));
-        assert_eq!(batch.age(at(500)), Duration::ZERO, "by a clock that is behind");
-        assert_eq!(OutboxBatch::default().age(at(4000)), Duration::ZERO);
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use claimgate_shared::ids::{digest_text, parse_digest};
 use claimgate_shared::{CampaignId, Claim, ClaimDigest, ClaimId, ClaimStatus, Quantity, Timestamp, UserId};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
-use sqlx::{Any, AssertSqlSafe, Row as _};
+use sqlx::{Any, Row as _};
 
 use super::campaigns::{big, unreadable, unsigned};
 use super::pool::Pool;
@@ -180,12 +180,11 @@ impl SqlStore {
             |(user, record): &(UserId, ClaimRecord)| (user.to_string(), digest_text(&record.digest));
         let asked: Vec<_> = claims.iter().map(identity).collect();
         step::before("sql:lacking").await;
-        let stored =
-            sqlx::query(AssertSqlSafe(statements::REVISIONS.replace(statements::ROWS, self.rows_of_json)))
-                .bind(serde_json::to_string(&asked).unwrap_or_default())
-                .bind(campaign.as_str())
-                .fetch_all(&self.pool.within(BULK))
-                .await;
+        let stored = self
+            .with_rows(statements::REVISIONS, &asked)
+            .bind(campaign.as_str())
+            .fetch_all(&self.pool.within(BULK))
+            .await;
         let stored = step::after(stored)?
             .iter()
             .map(|row| Ok(((row.try_get(0)?, row.try_get(1)?), unsigned(row.try_get(2)?)?)))

@@ -39,7 +39,7 @@ use self::unreadable::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use changes::{Stamp, State};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
-pub use outbox_writer::{History, OutboxWriteError};
+pub use outbox_writer::{Batch, History, OutboxWriteError};
 pub use serving::ServedBy;
 pub use transition::Transitioned;
 

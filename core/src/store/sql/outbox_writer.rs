@@ -1,11 +1,12 @@
-//! Writes outbox entries to SQL: in batches for the relay, and one by one for a suspended campaign.
+//! Writes outbox entries to SQL: in batches, of one campaign or of several, and one by one for a suspended campaign.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
 
 use claimgate_shared::ids::digest_text;
 use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp};
-use sqlx::any::AnyArguments;
+use serde::Serialize;
+use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Row as _};
 
@@ -49,25 +50,29 @@ pub enum History {
     Another,
 }
 
+/// A campaign's entries.
+pub type Batch<'a> = (&'a CampaignId, &'a [OutboxEntry]);
+
 impl SqlStore {
-    /// Writes a campaign's entries, in one transaction that holds the campaign's row. What an older epoch wrote
-    /// is stored as revoked: its Redis was lost, and its units may have been granted again.
+    /// Writes the entries of each campaign named, once each, in one transaction that holds their rows. What an older epoch
+    /// wrote is stored as revoked: its Redis was lost, and its units may have been granted again.
     ///
     /// # Errors
     /// [`OutboxWriteError::NoCampaign`], [`OutboxWriteError::Constraint`], or [`OutboxWriteError::Sql`] when SQL does
-    /// not answer. The same entries can be written again: what was committed is not changed by them.
-    pub async fn write_entries(
-        &self,
-        campaign: &CampaignId,
-        entries: &[OutboxEntry],
-    ) -> Result<(), OutboxWriteError> {
+    /// not answer: nothing was written of any. The same entries can be written again: what was committed is not changed by
+    /// them.
+    pub async fn write_entries(&self, batches: &[Batch<'_>]) -> Result<(), OutboxWriteError> {
         step::before("sql:write_entries").await;
         let mut transaction = self.pool.within(BULK).begin().await?;
-        let Locked { epoch, .. } = lock_campaign(&mut transaction, campaign, entries).await?;
-        let mut rows = newest(entries);
+        let locked = self.lock_campaigns(&mut transaction, batches).await?;
+        let mut rows = Vec::new();
+        for (campaign, entries) in batches {
+            let Locked { epoch, .. } = locked.get(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
+            rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
+        }
         // In the order of their ids each page of the index is visited once.
-        rows.sort_unstable_by_key(|row| (row.event.user.as_str(), row.event.claim.digest));
-        self.insert(campaign, epoch, &rows).execute(&mut *transaction).await?;
+        rows.sort_unstable_by(|one, other| (one.0, one.1, &one.2).cmp(&(other.0, other.1, &other.2)));
+        self.insert(&rows).execute(&mut *transaction).await?;
         step::after(transaction.commit().await)?;
         Ok(())
     }
@@ -82,7 +87,8 @@ impl SqlStore {
     ) -> Result<u64, OutboxWriteError> {
         step::before("sql:salvage").await;
         let mut transaction = self.pool.within(WHOLE).begin().await?;
-        let locked = lock_campaign(&mut transaction, campaign, entries).await?;
+        let mut locked = self.lock_campaigns(&mut transaction, &[(campaign, entries)]).await?;
+        let locked = locked.remove(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
         let taken =
             sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
         let mut taken = unsigned(taken.try_get(0)?)?;
@@ -97,7 +103,8 @@ impl SqlStore {
                 && self.try_insert(&mut transaction, campaign, locked.epoch, row).await?;
             if !stands {
                 let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
-                self.insert(campaign, Epoch::new(u64::MAX), &[unguarded]).execute(&mut *transaction).await?;
+                let columns = unguarded.columns(campaign, Epoch::new(u64::MAX));
+                self.insert(&[columns]).execute(&mut *transaction).await?;
                 revoked += 1;
             }
             taken = taken_by_others + standing(&mut transaction, &id).await?;
@@ -115,7 +122,7 @@ impl SqlStore {
         row: Row<'_>,
     ) -> Result<bool, OutboxWriteError> {
         sqlx::raw_sql("SAVEPOINT attempt").execute(&mut **transaction).await?;
-        let written = self.insert(campaign, epoch, &[row]).execute(&mut **transaction).await;
+        let written = self.insert(&[row.columns(campaign, epoch)]).execute(&mut **transaction).await;
         let (stands, end) = match written.map_err(OutboxWriteError::from) {
             Ok(_) => (true, "RELEASE SAVEPOINT attempt"),
             Err(OutboxWriteError::Constraint(_)) => (false, "ROLLBACK TO SAVEPOINT attempt"),
@@ -127,19 +134,42 @@ impl SqlStore {
 
     /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
     /// would take SQLite quadratic time.
-    fn insert(
-        &self,
-        campaign: &CampaignId,
-        epoch_now: Epoch,
-        rows: &[Row<'_>],
-    ) -> Query<'static, Any, AnyArguments> {
-        let columns: Vec<_> = rows.iter().map(|row| row.columns(epoch_now)).collect();
-        // Strings, numbers and nulls: nothing in them can fail to be written.
-        let json = serde_json::to_string(&columns).unwrap_or_default();
-        sqlx::query(AssertSqlSafe(statements::WRITE.replace(statements::ROWS, self.rows_of_json)))
-            .bind(json)
-            .bind(campaign.to_string())
+    fn insert(&self, rows: &[Columns<'_>]) -> Query<'static, Any, AnyArguments> {
+        self.with_rows(statements::WRITE, rows)
     }
+
+    /// `statement` over `rows`, as one JSON array.
+    pub(super) fn with_rows(
+        &self,
+        statement: &str,
+        rows: &(impl Serialize + ?Sized),
+    ) -> Query<'static, Any, AnyArguments> {
+        // Strings, numbers and nulls: nothing in them can fail to be written.
+        let json = serde_json::to_string(rows).unwrap_or_default();
+        sqlx::query(AssertSqlSafe(statement.replace(statements::ROWS, self.rows_of_json))).bind(json)
+    }
+
+    /// Locks the rows of campaigns until the transaction ends, and raises their high-water marks to what their entries
+    /// show. A campaign that the database does not have is left out.
+    async fn lock_campaigns(
+        &self,
+        transaction: &mut Transaction,
+        batches: &[Batch<'_>],
+    ) -> Result<HashMap<String, Locked>, OutboxWriteError> {
+        let marks: Vec<_> = batches.iter().map(mark).collect();
+        let found = self.with_rows(statements::RAISE_MARKS, &marks).fetch_all(&mut **transaction).await?;
+        found.iter().map(|row| Ok((row.try_get(0)?, Locked::of(row)?))).collect()
+    }
+}
+
+/// A campaign, its newest epoch in a batch, and the sequence and the events that the batch shows for it: the counters of
+/// an older epoch say nothing about this one.
+fn mark<'a>((campaign, entries): &Batch<'a>) -> (&'a str, i64, i64, i64) {
+    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
+    let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
+    let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
+    let events = of_newest().map(|entry| entry.count).max().unwrap_or(0);
+    (campaign.as_str(), big(newest), big(sequences.max().unwrap_or(0)), big(events))
 }
 
 /// A campaign whose row a transaction holds.
@@ -150,34 +180,16 @@ struct Locked {
     per_user_per_day: Option<u64>,
 }
 
-/// Locks the campaign's row until the transaction ends, and raises its high-water mark to what `entries` show.
-async fn lock_campaign(
-    transaction: &mut Transaction,
-    campaign: &CampaignId,
-    entries: &[OutboxEntry],
-) -> Result<Locked, OutboxWriteError> {
-    let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
-    let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
-    let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
-    // The counters of an older epoch say nothing about this one.
-    let row = sqlx::query(
-        "UPDATE campaigns SET sequence = CASE WHEN epoch = $1 AND $2 > sequence THEN $2 ELSE sequence END, \
-         events = CASE WHEN epoch = $1 AND $3 > events THEN $3 ELSE events END WHERE id = $4 \
-         RETURNING epoch, per_user, per_user_per_day",
-    )
-    .bind(big(newest))
-    .bind(big(sequences.max().unwrap_or(0)))
-    .bind(big(of_newest().map(|entry| entry.count).max().unwrap_or(0)))
-    .bind(campaign.as_str())
-    .fetch_optional(&mut **transaction)
-    .await?
-    .ok_or(OutboxWriteError::NoCampaign)?;
-    let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
-    Ok(Locked {
-        epoch: Epoch::new(unsigned(row.try_get(0)?)?),
-        per_user: limit(1)?,
-        per_user_per_day: limit(2)?,
-    })
+impl Locked {
+    /// As [`statements::RAISE_MARKS`] returns it.
+    fn of(row: &AnyRow) -> Result<Self, OutboxWriteError> {
+        let limit = |column: usize| row.try_get::<Option<i64>, _>(column)?.map(unsigned).transpose();
+        Ok(Self {
+            epoch: Epoch::new(unsigned(row.try_get(1)?)?),
+            per_user: limit(2)?,
+            per_user_per_day: limit(3)?,
+        })
+    }
 }
 
 /// Units that the claim `id` has taken, as SQL holds it.
@@ -224,8 +236,22 @@ struct Row<'a> {
 }
 
 /// As [`statements::WRITE`] takes them.
-type Columns<'a> =
-    (&'a str, String, u32, &'a str, u64, u8, u64, u32, i64, Option<i64>, i64, Option<u64>, Option<u64>);
+type Columns<'a> = (
+    &'a str,
+    &'a str,
+    String,
+    u32,
+    &'a str,
+    u64,
+    u8,
+    u64,
+    u32,
+    i64,
+    Option<i64>,
+    i64,
+    Option<u64>,
+    Option<u64>,
+);
 
 impl<'a> Row<'a> {
     /// Whether the claim takes units.
@@ -233,11 +259,12 @@ impl<'a> Row<'a> {
         matches!(self.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held)
     }
 
-    fn columns(&self, epoch_now: Epoch) -> Columns<'a> {
+    fn columns(&self, campaign: &'a CampaignId, epoch_now: Epoch) -> Columns<'a> {
         let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
         let claim = &event.claim;
         let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
         (
+            campaign.as_str(),
             event.user.as_str(),
             digest_text(&claim.digest),
             claim.quantity,
@@ -364,7 +391,8 @@ mod tests {
     #[test]
     fn what_an_older_epoch_wrote_is_stored_as_revoked() {
         let entries = [entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))])];
-        assert_eq!(newest(&entries)[0].columns(Epoch::new(1)).3, "granted");
-        assert_eq!(newest(&entries)[0].columns(Epoch::new(2)).3, "revoked");
+        let campaign = "demo".parse().unwrap();
+        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).4, "granted");
+        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(2)).4, "revoked");
     }
 }

@@ -19,14 +19,23 @@ pub const ROWS_SQLITE: &str = "(SELECT value FROM jsonb_each($1) LIMIT -1)";
 /// [`ROWS`] in PostgreSQL.
 pub const ROWS_POSTGRES: &str = "jsonb_array_elements(CAST($1 AS JSONB))";
 
+/// Campaigns of which claims are written: each row is locked, and sequence and events are raised to those of a batch of the
+/// same epoch.
+pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
+    sequence = CASE WHEN epoch = CAST(value->>1 AS BIGINT) AND CAST(value->>2 AS BIGINT) > sequence \
+        THEN CAST(value->>2 AS BIGINT) ELSE sequence END, \
+    events = CASE WHEN epoch = CAST(value->>1 AS BIGINT) AND CAST(value->>3 AS BIGINT) > events \
+        THEN CAST(value->>3 AS BIGINT) ELSE events END \
+    FROM {rows} WHERE id = value->>0 RETURNING id, epoch, per_user, per_user_per_day";
+
 statements! {
     /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim has neither, a
     /// new decision brings both, and a `limit_at_decision` of none then means that there was none.
     WRITE = "INSERT INTO claims (campaign_id, user_id, digest, quantity, status, epoch, revision, sequence, day, \
         claimed_at, expires_at, updated_at, limit_at_decision, cumulative_taken) \
-        SELECT $2, value->>0, value->>1, CAST(value->>2 AS BIGINT), value->>3, CAST(value->>4 AS BIGINT), \
-        CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), \
-        CAST(value->>9 AS BIGINT), CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT) \
+        SELECT value->>0, value->>1, value->>2, CAST(value->>3 AS BIGINT), value->>4, CAST(value->>5 AS BIGINT), \
+        CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT), CAST(value->>8 AS BIGINT), CAST(value->>9 AS BIGINT), \
+        CAST(value->>10 AS BIGINT), CAST(value->>11 AS BIGINT), CAST(value->>12 AS BIGINT), CAST(value->>13 AS BIGINT) \
         FROM {rows} WHERE TRUE \
         ON CONFLICT (campaign_id, user_id, digest) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
         revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
