@@ -5,6 +5,7 @@ use std::time::Duration;
 use claimgate_shared::{Denial, Timestamp, Version};
 use redis::Value;
 
+use super::state;
 use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, timestamp};
 use crate::domain::counters::Epoch;
 use crate::domain::high_water_mark::HighWaterMark;
@@ -149,13 +150,17 @@ impl Parts {
         Timestamp::from_ms(ms).map_err(|_| Malformed(format!("time {ms}")))
     }
 
-    fn optional_timestamp(&mut self) -> Result<Option<Timestamp>, Malformed> {
-        Ok(optional_timestamp(self.number()?))
-    }
-
     fn reason(&mut self) -> Result<NotReadyReason, Malformed> {
         let word = self.text()?;
         NotReadyReason::of_script(&word).ok_or(Malformed(word))
+    }
+
+    /// The reason behind `not_ready`, where nothing else is expected.
+    fn not_ready(mut self) -> Result<NotReadyReason, Malformed> {
+        match self.text()?.as_str() {
+            "not_ready" => self.reason(),
+            other => Err(Malformed(other.to_owned())),
+        }
     }
 
     /// The reply's first word: `Ok` past the one expected, `Err` with the reason behind `not_ready`.
@@ -181,23 +186,19 @@ pub fn decided(
     zone: &TimeZone,
     quantities: impl Iterator<Item = u32>,
 ) -> Result<Ready<Decided>, Malformed> {
-    let mut parts = Parts::of(reply)?;
-    if let Err(why) = parts.expect("decided")? {
-        return Ok(Err(why));
-    }
-    let (now, version) = (parts.timestamp()?, parts.version()?);
-    let events = parts.number()?;
-    let total = u32::try_from(parts.int()?).ok();
-    let more_due = parts.int()? == 1;
-    let mut answers = Answers {
-        sequence: parts.number()?,
-        taken: parts.number()?,
-        expires_at: parts.optional_timestamp()?,
-        zone,
-        bytes: &parts.bytes()?,
+    let Value::BulkString(bytes) = reply else {
+        return Parts::of(reply)?.not_ready().map(Err);
     };
+    let mut packed = Packed(&bytes);
+    let (now, version) = (packed.timestamp()?, Version::new(packed.number(6)?));
+    let events = packed.number(6)?;
+    let total = state::limit(packed.number(5)?).and_then(|total| u32::try_from(total).ok());
+    let more_due = packed.number(1)? == 1;
+    let (sequence, taken) = (packed.number(6)?, packed.number(6)?);
+    let expires_at = optional_timestamp(packed.number(6)?);
+    let mut answers = Answers { sequence, taken, expires_at, zone, packed };
     let verdicts = quantities.map(|quantity| answers.next(quantity)).collect::<Result<_, _>>()?;
-    if !answers.bytes.is_empty() {
+    if !answers.packed.0.is_empty() {
         return Err(Malformed("more answers than claims".to_owned()));
     }
     Ok(Ok(Decided { now, version, events, total, more_due, verdicts }))
@@ -209,13 +210,14 @@ struct Answers<'a> {
     taken: u64,
     expires_at: Option<Timestamp>,
     zone: &'a TimeZone,
-    bytes: &'a [u8],
+    packed: Packed<'a>,
 }
 
 impl Answers<'_> {
     /// The answer to the next claim, which asked for `quantity`.
     fn next(&mut self, quantity: u32) -> Result<Verdict, Malformed> {
-        let denial = match self.number(1)? {
+        let packed = &mut self.packed;
+        let denial = match packed.number(1)? {
             1 => {
                 self.sequence += 1;
                 self.taken += u64::from(quantity);
@@ -223,34 +225,39 @@ impl Answers<'_> {
                 return Ok(Verdict::Granted { sequence, expires_at, taken });
             }
             2 => {
-                let record = ClaimRecord::read(self.take(ClaimRecord::BYTES)?);
+                let record = ClaimRecord::read(packed.take(ClaimRecord::BYTES)?);
                 let claim = record.ok_or_else(|| Malformed("record".to_owned()))?;
                 return Ok(Verdict::Replayed { claim, taken: self.taken });
             }
             3 => Denial::IdempotencyKeyReused,
             4 => Denial::Paused,
             5 => Denial::Ended { ends_at: None },
-            6 => Denial::NotStarted { starts_at: self.timestamp()? },
-            7 => Denial::Ended { ends_at: Some(self.timestamp()?) },
-            8 => Denial::QuantityOutOfRange { per_claim: self.units()? },
+            6 => Denial::NotStarted { starts_at: packed.timestamp()? },
+            7 => Denial::Ended { ends_at: Some(packed.timestamp()?) },
+            8 => Denial::QuantityOutOfRange { per_claim: packed.units()? },
             9 => {
-                let (remaining, day) = (self.units()?, self.number(3)?);
+                let (remaining, day) = (packed.units()?, packed.number(3)?);
                 let resets_at = self.zone.day_end(i64::try_from(day).unwrap_or(i64::MAX));
                 Denial::UserDailyLimitReached { remaining, resets_at }
             }
-            10 => Denial::UserLimitReached { remaining: self.units()? },
-            11 => Denial::SoldOut { remaining: self.units()? },
+            10 => Denial::UserLimitReached { remaining: packed.units()? },
+            11 => Denial::SoldOut { remaining: packed.units()? },
             12 => return Ok(Verdict::RetryAfterSweep),
             13 => return Ok(Verdict::OutboxFull),
             other => return Err(Malformed(format!("answer {other}"))),
         };
         Ok(Verdict::Denied(denial))
     }
+}
 
+/// Packed fields, taken one after another.
+struct Packed<'a>(&'a [u8]);
+
+impl Packed<'_> {
     fn take(&mut self, length: usize) -> Result<&[u8], Malformed> {
         let (taken, rest) =
-            self.bytes.split_at_checked(length).ok_or_else(|| Malformed("answers cut short".to_owned()))?;
-        self.bytes = rest;
+            self.0.split_at_checked(length).ok_or_else(|| Malformed("answers cut short".to_owned()))?;
+        self.0 = rest;
         Ok(taken)
     }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::domain::claim_record::put_be;
 
 fn text(text: &str) -> Value {
     Value::BulkString(text.as_bytes().to_vec())
@@ -6,9 +7,13 @@ fn text(text: &str) -> Value {
 
 /// A reply of `claim.lua` with these packed answers: 5 sequences given and 40 units taken before.
 fn reply(answers: &[u8]) -> Value {
-    let numbers = [1_700_000_000_000, 3, 17, 100, 0, 5, 40, 0].map(Value::Int);
-    let answers = Value::BulkString(answers.to_vec());
-    Value::Array([vec![text("decided")], numbers.to_vec(), vec![answers]].concat())
+    let mut packed = Vec::new();
+    let numbers = [(1_700_000_000_000, 6), (3, 6), (17, 6), (100, 5), (0, 1), (5, 6), (40, 6), (0, 6)];
+    for (number, width) in numbers {
+        put_be(&mut packed, number, width);
+    }
+    packed.extend_from_slice(answers);
+    Value::BulkString(packed)
 }
 
 fn verdicts(answers: &[u8], quantities: &[u32]) -> Result<Vec<Verdict>, Malformed> {
@@ -47,12 +52,16 @@ fn what_no_script_answers_is_malformed() {
     assert!(verdicts(&[14], &[1]).is_err(), "no such answer");
     assert!(verdicts(&[2, 0], &[1]).is_err(), "a record cut short");
     assert!(decided(Value::Okay, &TimeZone::default(), [].into_iter()).is_err());
+    assert!(decided(text("short"), &TimeZone::default(), [].into_iter()).is_err());
+    assert!(decided(Value::Array(vec![text("decided")]), &TimeZone::default(), [].into_iter()).is_err());
     assert!(word(Value::Array(vec![text("tired")]), &["changed", "newer"]).is_err());
 }
 
 #[test]
 fn a_campaign_that_is_not_ready_says_why() {
     let reply = |reason| Value::Array(vec![text("not_ready"), text(reason)]);
+    let claims = decided(reply("epoch"), &TimeZone::default(), [1].into_iter());
+    assert_eq!(claims.unwrap().err(), Some(NotReadyReason::Epoch));
     assert_eq!(read(reply("behind")).unwrap().err(), Some(NotReadyReason::Behind));
     assert_eq!(sold_out(reply("epoch")).unwrap().err(), Some(NotReadyReason::Epoch));
     assert_eq!(transitioned(reply("missing")).unwrap().err(), Some(NotReadyReason::Missing));
