@@ -1,5 +1,6 @@
 //! A Redis outside of core, its clock in the test's hands.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -46,6 +47,7 @@ impl RedisServer {
     /// `kill -9`, then the same server again on the same files; waits until it answers.
     pub async fn kill_and_restart(&mut self) {
         self.process.kill();
+        mend(self.directory.path());
         self.process = launch(self.directory.path(), &self.settings, &self.environment);
         self.view().await;
     }
@@ -72,6 +74,15 @@ impl RedisServer {
     }
 }
 
+/// Takes off the append-only file what was half-written when Redis was killed, as an operator would.
+fn mend(directory: &Path) {
+    let mut check = command(Path::new("redis-check-aof"));
+    check.arg("--fix").arg(directory.join("appendonlydir/appendonly.aof.manifest"));
+    let mut check = check.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("redis-check-aof");
+    check.stdin.take().expect("its input").write_all(b"y\n").expect("an answer");
+    check.wait().expect("it ends");
+}
+
 fn launch(directory: &Path, settings: &[(String, String)], environment: &[(String, PathBuf)]) -> Process {
     let mut command = command(Path::new("redis-server"));
     command.args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"]);
@@ -82,6 +93,8 @@ fn launch(directory: &Path, settings: &[(String, String)], environment: &[(Strin
         "redis.sock",
         "--logfile",
         "redis.log",
+        "--aof-load-truncated",
+        "no",
     ]);
     for (name, value) in settings {
         command.arg(format!("--{name}")).arg(value);

@@ -146,12 +146,14 @@ async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
         ("appendonly", "no"),
         ("appendfsync", "everysec"),
         ("no-appendfsync-on-rewrite", "yes"),
+        ("aof-load-truncated", "yes"),
         ("maxmemory-policy", "allkeys-lru"),
     ];
     let server = RedisServer::start_with(&careless, &[]).await;
     let url = server.url();
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.as_str()).start_in(directory()).await;
     let settings = [
+        "redis.aof_load_truncated",
         "redis.appendfsync",
         "redis.appendonly",
         "redis.maxmemory_policy",
@@ -168,8 +170,8 @@ async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
 
     let plain = run(&[], &[], &core.data_dir(), &environment).await;
     let text = String::from_utf8(plain.stdout).unwrap();
-    assert_eq!((plain.status.code(), text.lines().count()), (Some(1), 6), "{text}");
-    assert!(text.lines().take(4).all(|line| line.starts_with("breaks: ")), "the worst first: {text}");
+    assert_eq!((plain.status.code(), text.lines().count()), (Some(1), 7), "{text}");
+    assert!(text.lines().take(5).all(|line| line.starts_with("breaks: ")), "the worst first: {text}");
 }
 
 #[tokio::test]

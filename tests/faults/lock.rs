@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use claimgate_core::store::redis::RedisStore;
 use claimgate_core::store::redis::lease::{LeaseError, LeaseHolder};
+use claimgate_core::store::redis::scripts::LAYOUT;
 use redis::Client;
 use support::inspect::key;
 use support::{RedisServer, RedisView};
@@ -93,7 +94,7 @@ impl Loads {
     }
 
     async fn suspend(&self, register_id: &str, token: &str) -> String {
-        self.call(include_str!("../../lua/suspend.lua"), &["5", register_id, token]).await
+        self.call(include_str!("../../lua/suspend.lua"), &[&LAYOUT.to_string(), register_id, token]).await
     }
 
     async fn step(&self, token: &str, step: &str, more: &[&str]) -> String {
@@ -102,7 +103,7 @@ impl Loads {
 
     /// `load.lua`, under epoch 2, for a register's campaign.
     async fn step_of(&self, register_id: &str, token: &str, step: &str, more: &[&str]) -> String {
-        let text = format!("6 {register_id} ");
+        let text = format!("{LAYOUT} {register_id} ");
         let length = char::from(u8::try_from(5 + text.len()).unwrap());
         let identity = format!("{length}\0\0\0\0\u{2}{text}");
         let arguments = [&[identity.as_str(), "2", token, step], more].concat();

@@ -30,5 +30,6 @@ mod storm;
 mod strace;
 mod tally;
 mod tls;
+mod torn;
 mod unreadable;
 mod vanished;

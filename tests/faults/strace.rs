@@ -68,7 +68,8 @@ fn synced_before_the_answer(calls: &[String], user: &str) -> Option<bool> {
     let written = calls.iter().position(|call| is_file(&call))?;
     let answers = |call: &String| {
         let writes = ["write(", "writev(", "sendto("].iter().any(|name| call.contains(name));
-        writes && call.contains("decided") && !call.contains("XADD")
+        // A packed answer to one claim: 42 bytes and one.
+        writes && call.contains("\"$43\\r\\n") && !call.contains("XADD")
     };
     let answered = written + calls[written..].iter().position(answers)?;
     let synced = |call: &String| call.contains("fdatasync(") && call.trim_end().ends_with("= 0");

@@ -120,6 +120,10 @@ defect eviction_needs_memory core/src/store/redis/scripts.rs \
     'with_flags("allow-oom", include_str!("../../../../lua/suspend.lua"))' \
     'with_flags("allow-stale", include_str!("../../../../lua/suspend.lua"))' faults without_memory
 
+# Redis killed in the middle of a write, twice.
+defect half_written_transactions_stay core/src/store/redis/managed.rs 'aof-load-truncated no' 'aof-load-truncated yes' \
+    faults torn::half
+
 # Two cores: who suspends a campaign makes every older loader late, wherever that stands.
 defect loader_not_fenced lua/load.lua '  if last_token ~= token then return true end
 ' '' faults lock::an_old_token

@@ -16,7 +16,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 const LAG_S_MAX: u64 = 10;
 
 /// Settings that the guarantees rest on: what they must be, and what does not hold otherwise.
-const SETTINGS: [(&str, &str, &str, &str); 4] = [
+const SETTINGS: [(&str, &str, &str, &str); 5] = [
     (
         "redis.appendonly",
         "appendonly",
@@ -34,6 +34,13 @@ const SETTINGS: [(&str, &str, &str, &str); 4] = [
         "no-appendfsync-on-rewrite",
         "no",
         "claims acknowledged during a rewrite of the file may be lost by a power cut",
+    ),
+    (
+        "redis.aof_load_truncated",
+        "aof-load-truncated",
+        "no",
+        "a Redis killed in the middle of a write may later bring back half of a script's writes (cut its file with \
+         redis-check-aof --fix instead)",
     ),
     (
         "redis.maxmemory_policy",

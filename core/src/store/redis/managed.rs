@@ -8,7 +8,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(5);
 const HEALTHY: Duration = Duration::from_secs(10);
 /// How long a stopping Redis may take before it is killed; with fsync on every write nothing is lost by that.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// The exit status of a Redis that does not start: its files or its settings are not in order.
+const REFUSED: i32 = 1;
 /// How often a running Redis is checked.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -92,7 +94,10 @@ impl ManagedRedis {
         let (stop, stopped) = mpsc::channel();
         let supervisor = thread::Builder::new()
             .name("redis-supervisor".to_owned())
-            .spawn(move || supervise(&server, &config, &stopped))
+            .spawn({
+                let directory = directory.clone();
+                move || supervise(&server, &config, &directory, &stopped)
+            })
             .map_err(|error| ManagedRedisError::Files { path: directory, error })?;
         Ok(Self { socket, stop, supervisor: Some(supervisor) })
     }
@@ -214,14 +219,14 @@ fn config(settings: &Settings, directory: &Path, socket: &Path) -> String {
     format!(
         "port 0\nunixsocket \"{socket}\"\nunixsocketperm 700\ndir \"{directory}\"\nlogfile \"{directory}/redis.log\"\n\
          daemonize no\nsave \"\"\nappendonly yes\nappendfsync always\nno-appendfsync-on-rewrite no\n\
-         aof-load-truncated yes\nauto-aof-rewrite-min-size {REWRITE_MIN}\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
+         aof-load-truncated no\nauto-aof-rewrite-min-size {REWRITE_MIN}\nmaxmemory {memory}\nmaxmemory-policy noeviction\n\
          user default off resetpass ~* &* +@all\n\
          user {REDIS_USER} on #{hash} ~cg:* &* +@all -@dangerous -@admin +info +config|get\n",
         memory = settings.maxmemory_bytes,
     )
 }
 
-fn supervise(server: &Path, config: &str, stopped: &mpsc::Receiver<()>) {
+fn supervise(server: &Path, config: &str, directory: &Path, stopped: &mpsc::Receiver<()>) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let started = Instant::now();
@@ -229,8 +234,10 @@ fn supervise(server: &Path, config: &str, stopped: &mpsc::Receiver<()>) {
             Ok(mut child) => {
                 metrics::redis_started();
                 tracing::info!(pid = child.id(), "Redis started");
-                if watch(&mut child, stopped) {
-                    return;
+                let Some(status) = watch(&mut child, stopped) else { return };
+                tracing::error!(%status, "Redis died; starting it again");
+                if status.code() == Some(REFUSED) {
+                    mend(server, directory);
                 }
             }
             Err(error) => tracing::error!(%error, "cannot start {}", server.display()),
@@ -263,18 +270,45 @@ fn start(server: &Path, config: &str) -> io::Result<Child> {
     Ok(child)
 }
 
-/// Waits until the server dies (`false`), or until core asks for it to be stopped and it has ended (`true`).
-fn watch(child: &mut Child, stopped: &mpsc::Receiver<()>) -> bool {
+/// Takes off the append-only file what a Redis that was killed in the middle of a write has left half-written. It was not
+/// synced, so no caller was told of it. With `aof-load-truncated yes` Redis would do so itself, but behind the last whole
+/// command: in the middle of a transaction, whose first half it would run with the next one at the start after.
+fn mend(server: &Path, directory: &Path) {
+    let manifest = directory.join("appendonlydir/appendonly.aof.manifest");
+    let program = server.to_string_lossy().replace("-server", "-check-aof");
+    match check_file(&program, &manifest) {
+        Ok(told) => tracing::warn!(program, told = told.trim_end(), "mended Redis' append-only file"),
+        Err(error) => tracing::error!(program, %error, "cannot mend Redis' append-only file"),
+    }
+}
+
+/// Runs the program that comes with the server and knows its files; what it tells.
+fn check_file(program: &str, manifest: &Path) -> io::Result<String> {
+    let mut child = Command::new(program)
+        .arg("--fix")
+        .arg(manifest)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // Whether the file may be cut.
+        stdin.write_all(b"y\n")?;
+    }
+    Ok(String::from_utf8_lossy(&child.wait_with_output()?.stdout).into_owned())
+}
+
+/// Waits until the server dies, or until core asks for it to be stopped and it has ended (`None`).
+fn watch(child: &mut Child, stopped: &mpsc::Receiver<()>) -> Option<ExitStatus> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
-            tracing::error!(%status, "Redis died; starting it again");
-            return false;
+            return Some(status);
         }
         match stopped.recv_timeout(POLL) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
                 end(child);
-                return true;
+                return None;
             }
         }
     }
