@@ -61,21 +61,32 @@ async fn kill_in_the_middle_of_a_write(core: &mut Core) {
 }
 
 /// Left to itself, Redis takes the half off after its last whole command, and goes on writing behind an outbox entry whose
-/// counters are missing: with the next start the entry is there.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn half_of_a_scripts_writes_never_come_back() {
-    let row = Row::begin("Redis killed in the middle of a write, and once more");
+/// counters are missing: with the next start the entry is there. Between the two starts a claim on the same campaign, or on
+/// another one, is decided.
+async fn half_never_comes_back(row: Row, on_another: bool) {
     let mut fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let other = Checker::create(&fixture.core, "other", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     checker.win(&fixture.core, 10..11).await;
     row.kill();
     kill_in_the_middle_of_a_write(&mut fixture.core).await;
     fixture.core = fixture.core.restart().await;
-    checker.win(&fixture.core, 11..20).await;
+    let between = if on_another { &other } else { &checker };
+    between.win(&fixture.core, 11..12).await;
     row.kill();
     fixture.core.kill();
     fixture.core = fixture.core.restart().await;
     checker.win(&fixture.core, 20..30).await;
     fixture.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_of_a_scripts_writes_never_stays_in_the_outbox() {
+    half_never_comes_back(Row::begin("Redis killed in the middle of a write, and once more"), false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_of_a_scripts_writes_never_takes_a_claims_place() {
+    half_never_comes_back(Row::begin("the same, with claims on another campaign meanwhile"), true).await;
 }
