@@ -15,7 +15,7 @@ const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
 
 let lang = [query.get("lang"), ...navigator.languages].map((tag) => tag?.slice(0, 2)).find((tag) => languages[tag]) ?? "en";
 let token; // null: signed out
-let view, etag, viewProblem, clock, user, busy, copied, lastState, pollTimer, polling, seenAt, interval = POLL_MS_MIN;
+let view, etag, failure, clock, user, busy, copied, lastState, pollTimer, polling, seenAt, interval = POLL_MS_MIN;
 let kept; // this user's attempt and wins: { key, state: pending | denied | won, unknown, claim, wins: { id: day } }
 let outcome; // { kind: won | denied | error (not known), code, problem, claim, at, until }
 
@@ -76,13 +76,13 @@ async function refresh() {
 		if (!(version < view?.version)) view = reply.body;
 		etag = reply.headers.get("ETag");
 	}
-	const lost = viewProblem;
-	viewProblem = state || reply.status === 304 ? null : problemOf(reply);
-	if (!viewProblem) seenAt = now();
+	const lost = failure;
+	failure = state || reply.status === 304 ? null : problemOf(reply);
+	if (!failure) seenAt = now();
 	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
-	pollIn(jitter(interval) + (viewProblem?.wait_ms ?? 0));
+	pollIn(jitter(interval) + (failure?.wait_ms ?? 0));
 	render();
-	if (lost && !viewProblem && unsure() && !secondsTo(outcome?.until)) claim(); // the network is back
+	if (lost && !failure && unsure() && !secondsTo(outcome?.until)) claim(); // the network is back
 	else if (outcome?.claim?.status === "held") lookUp();
 }
 
@@ -231,19 +231,19 @@ function fill(template, values, joint = "") {
 function render() {
 	const words = languages[lang];
 	if (outcome && lapsed(outcome)) outcome = null;
-	const state = view ? stateNow() : viewProblem ? "error" : "loading";
-	const shown = busy ? null : outcome ?? (view ? null : viewProblem);
+	const state = view ? stateNow() : failure ? "error" : "loading";
+	const shown = busy ? null : outcome ?? (view ? null : failure);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
 	show("state", words.state[state] ?? (STOPPED.test(state) ? words[state][0] : state));
 	$("state").dataset.state = state;
 	if (view) renderCampaign(words, state);
-	else if (viewProblem) show("name", campaign);
+	else if (failure) show("name", campaign);
 	renderResult(words, shown, state);
 	renderButtons(words, shown, state);
 	show("user", token ? fill(words.you, { user }) : token === null ? words.unauthenticated[0] : "");
-	show("note", view && viewProblem ? words.network[0] : "");
+	show("note", view && failure ? words.network[0] : "");
 }
 
 function renderCampaign(words, state) {
@@ -344,7 +344,7 @@ $("lang").onclick = () => {
 document.onvisibilitychange = window.ononline = () => {
 	interval = POLL_MS_MIN;
 	if (clock) clock.at = 0; // it may have slept
-	pollIn(secondsTo(viewProblem?.until) * 1000);
+	pollIn(secondsTo(failure?.until) * 1000);
 };
 window.onhashchange = () => location.reload();
 
