@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use support::inspect::key;
+use support::inspect::{key, user_counters};
 use support::sql::SqlClaim;
 use support::times::now_ms;
 
@@ -244,13 +244,12 @@ async fn both_stores_agree(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
     check(taken == units, || format!("Redis counts {taken} taken, SQL holds {units}"))?;
     let records: BTreeMap<String, Vec<u8>> =
         play.world.redis.query(&["HGETALL", &key(&play.id, "users")]).await;
-    let number = |bytes: &[u8]| bytes.iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
     let mut of_users: BTreeMap<&str, u64> = BTreeMap::new();
     for row in &standing {
         *of_users.entry(&row.user_id).or_default() += row.quantity;
     }
     for (user, record) in records.iter().filter(|(user, _)| *user != ".") {
-        let (ever, in_sql) = (number(&record[8..13]), of_users.remove(user.as_str()).unwrap_or(0));
+        let ((_, _, ever), in_sql) = (user_counters(record), of_users.remove(user.as_str()).unwrap_or(0));
         check(ever == in_sql, || format!("Redis counts {ever} for {user}, SQL holds {in_sql}"))?;
     }
     check(of_users.is_empty(), || format!("Redis has no record of {of_users:?}"))?;
