@@ -18,6 +18,7 @@ if has shellcheck; then shellcheck -x scripts/*.sh .ci/run; fi
 for script in edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
 biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
+tests/mutants/run.sh --check
 
 say documents
 scripts/check-docs.mjs

@@ -3,9 +3,9 @@
 
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
 defect ack_before_commit core/src/jobs/outbox_relay.rs \
-    '            let committed = self.parts.sql.write_entries(&campaign.id, &batch.entries);' \
+    '            let turn = match self.commits.commit(' \
     '            self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
-            let committed = self.parts.sql.write_entries(&campaign.id, &batch.entries);'
+            let turn = match self.commits.commit('
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     '        self.relay_suspended(handle).await?;
         // Keys of an older epoch' \
@@ -19,7 +19,7 @@ defect older_row_wins core/src/store/sql/statements.rs \
 defect no_replay_check lua/claim.lua \
     '    claim = tools.find(record, digest)' '    claim = nil'
 defect key_of_another_quantity lua/claim.lua \
-    "struct.unpack('>I4', claim, 22) == quantity and REPLAY .. claim" 'REPLAY .. claim'
+    "struct.unpack('>I4', claim, QUANTITY_AT) == quantity and REPLAY .. claim" 'REPLAY .. claim'
 defect moved_claims_forgotten lua/prelude.lua \
     'return moved[digest] or nil' 'return nil'
 

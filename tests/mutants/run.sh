@@ -4,6 +4,7 @@
 # nothing.
 #
 #   tests/mutants/run.sh [NAME …]     all of defects.sh, or those named
+#   tests/mutants/run.sh --check      only whether every defect's text is still found
 #
 # SEED and OPERATIONS as in tests/model.rs. MUTANTS_TARGET is where the copy is built (target/mutants/build).
 set -euo pipefail
@@ -13,6 +14,8 @@ tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=${MUTANTS_TARGET:-$root/target/mutants/build}
 export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} RUST_BACKTRACE=0
 log=$root/target/mutants/logs
+check_only=
+if [ "${1-}" = --check ]; then check_only=yes && shift; fi
 wanted=("$@")
 caught=() missed=()
 
@@ -52,6 +55,7 @@ defect() {
         echo "$name: this stands not exactly once in $file: $old" >&2
         exit 2
     fi
+    if [ -n "$check_only" ]; then return 0; fi
     text=${text/"$old"/"$new"}
     printf '%s' "${text%.}" >"$tree/$file"
     started=$SECONDS
@@ -70,6 +74,11 @@ defect() {
     cat "$root/$file" >"$tree/$file"
 }
 
+if [ -n "$check_only" ]; then
+    # shellcheck source=tests/mutants/defects.sh
+    . "$root/tests/mutants/defects.sh"
+    exit 0
+fi
 copy_tree
 echo "without a defect:"
 if ! run_test model the_system -- --nocapture >"$log/without" 2>&1; then
