@@ -78,7 +78,7 @@ defect give_back_forgets_the_day lua/prelude.lua \
     '    if claim.day == day then on_it = on_it - claim.quantity end' ''
 defect give_back_to_any_day lua/prelude.lua 'if claim.day == day then' 'if true then'
 defect returned_units_count lua/prelude.lua 'if status == GRANTED or status == HELD then' 'if true then'
-defect other_days_count lua/prelude.lua '        if day == last_day then on_it' '        if true then on_it'
+defect other_days_count lua/prelude.lua 'last_day, on_it = day, 0 end' 'last_day = day end'
 defect returned_twice lua/transition.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
 defect confirmed_hold_stays_due lua/transition.lua 'if claim.status == HELD then append' 'if false then append'
