@@ -120,6 +120,33 @@ async fn a_revoked_claim_is_granted_again_without_a_total_postgres() {
     }
 }
 
+/// A loader whose token is not the last one drawn raises no epoch: it would set back the epoch of a later load.
+async fn a_late_loader(row: Row, database: Database) {
+    let Database { sql, campaign, .. } = &database;
+    let late = sql.draw_token(campaign).await.unwrap().expect("the campaign");
+    let last = sql.draw_token(campaign).await.unwrap().expect("the campaign");
+    let nothing = HighWaterMark::default();
+    assert!(sql.raise_epoch(&last, Epoch::new(3), nothing).await.unwrap().is_some());
+    assert!(sql.raise_epoch(&late, Epoch::new(2), nothing).await.unwrap().is_none(), "it was late");
+    let epoch = sql.campaign(campaign).await.unwrap().expect("the campaign").epoch;
+    assert_eq!(epoch, Epoch::new(3));
+    row.passed(1, "raises nothing");
+}
+
+#[tokio::test]
+async fn a_late_loader_raises_no_epoch_sqlite() {
+    a_late_loader(Row::begin("a late loader raises no epoch: SQLite"), Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn a_late_loader_raises_no_epoch_postgres() {
+    let row = Row::begin("a late loader raises no epoch: PostgreSQL");
+    match Database::postgres().await {
+        Ok(database) => a_late_loader(row, database).await,
+        Err(why) => row.skip(&why),
+    }
+}
+
 /// A row that this build cannot read, as another version may have written it, stops neither the others nor the start.
 async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
     for id in ["aaa", "demo", "zzz"] {

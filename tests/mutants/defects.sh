@@ -134,7 +134,7 @@ defect older_token_suspends lua/suspend.lua \
 defect evicted_suspended_again core/src/store/sql/campaigns.rs \
     'WHERE id = $1 AND evicted_at IS NULL RETURNING *' 'WHERE id = $1 RETURNING *' interleavings regressions
 defect epoch_raised_by_a_late_loader core/src/store/sql/campaigns.rs \
-    'WHERE id = $4 AND token = $5 RETURNING' 'WHERE id = $4 AND $5 >= 0 RETURNING' interleavings regressions
+    'WHERE id = $4 AND token = $5 RETURNING' 'WHERE id = $4 AND $5 >= 0 RETURNING' faults unreadable::a_late_loader
 defect keys_dropped_unguarded lua/drop.lua \
     "if token == ARGV[1] and phase == 'suspended' then redis.call('UNLINK', unpack(KEYS)) end" \
     "redis.call('UNLINK', unpack(KEYS))" interleavings regressions
