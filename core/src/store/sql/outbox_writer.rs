@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry::{Occupied, Vacant};
 
 use claimgate_shared::ids::digest_text;
 use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Row as _};
@@ -70,9 +70,7 @@ impl SqlStore {
             let Locked { epoch, .. } = locked.get(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
             rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
         }
-        // In the order of their ids each page of the index is visited once.
-        rows.sort_unstable_by(|one, other| (one.0, one.1, &one.2).cmp(&(other.0, other.1, &other.2)));
-        self.insert(&rows).execute(&mut *transaction).await?;
+        self.insert(rows).execute(&mut *transaction).await?;
         step::after(transaction.commit().await)?;
         Ok(())
     }
@@ -104,7 +102,7 @@ impl SqlStore {
             if !stands {
                 let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
                 let columns = unguarded.columns(campaign, Epoch::new(u64::MAX));
-                self.insert(&[columns]).execute(&mut *transaction).await?;
+                self.insert(vec![columns]).execute(&mut *transaction).await?;
                 revoked += 1;
             }
             taken = taken_by_others + standing(&mut transaction, &id).await?;
@@ -122,7 +120,7 @@ impl SqlStore {
         row: Row<'_>,
     ) -> Result<bool, OutboxWriteError> {
         sqlx::raw_sql("SAVEPOINT attempt").execute(&mut **transaction).await?;
-        let written = self.insert(&[row.columns(campaign, epoch)]).execute(&mut **transaction).await;
+        let written = self.insert(vec![row.columns(campaign, epoch)]).execute(&mut **transaction).await;
         let (stands, end) = match written.map_err(OutboxWriteError::from) {
             Ok(_) => (true, "RELEASE SAVEPOINT attempt"),
             Err(OutboxWriteError::Constraint(_)) => (false, "ROLLBACK TO SAVEPOINT attempt"),
@@ -134,8 +132,10 @@ impl SqlStore {
 
     /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
     /// would take SQLite quadratic time.
-    fn insert(&self, rows: &[Columns<'_>]) -> Query<'static, Any, AnyArguments> {
-        self.with_rows(statements::WRITE, rows)
+    fn insert(&self, mut rows: Vec<Columns<'_>>) -> Query<'static, Any, AnyArguments> {
+        // In the order of their ids, so that each page of the index is visited once for each group.
+        rows.sort_unstable();
+        self.with_rows(statements::WRITE, &Groups(&rows))
     }
 
     /// `statement` over `rows`, as one JSON array.
@@ -146,7 +146,7 @@ impl SqlStore {
     ) -> Query<'static, Any, AnyArguments> {
         // Strings, numbers and nulls: nothing in them can fail to be written.
         let json = serde_json::to_string(rows).unwrap_or_default();
-        sqlx::query(AssertSqlSafe(statement.replace(statements::ROWS, self.rows_of_json))).bind(json)
+        sqlx::query(AssertSqlSafe(self.dialect.say(statement))).bind(json)
     }
 
     /// Locks the rows of campaigns until the transaction ends, and raises their high-water marks to what their entries
@@ -235,23 +235,36 @@ struct Row<'a> {
     cumulative_taken: Option<u64>,
 }
 
-/// As [`statements::WRITE`] takes them.
-type Columns<'a> = (
-    &'a str,
-    &'a str,
-    String,
-    u32,
-    &'a str,
-    u64,
-    u8,
-    u64,
-    u32,
-    i64,
-    Option<i64>,
-    i64,
-    Option<u64>,
-    Option<u64>,
-);
+/// What [`statements::WRITE`] takes once for a group of claims, and what of each of them.
+type Columns<'a> = (GroupColumns<'a>, ClaimColumns<'a>);
+type GroupColumns<'a> = (u64, u8, u32, Option<u64>, &'a str, &'a str);
+type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>);
+
+/// The most claims in a group, whose JSON SQLite copies as a whole.
+const GROUP_MAX: usize = 256;
+
+/// Rows as [`statements::WRITE`] takes them: neighbours that are alike form a group.
+struct Groups<'a>(&'a [Columns<'a>]);
+
+impl Serialize for Groups<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let alike = self.0.chunk_by(|one, next| one.0 == next.0);
+        let groups = alike.flat_map(|rows| rows.chunks(GROUP_MAX));
+        serializer.collect_seq(groups.map(|rows| {
+            let (epoch, revision, day, limit, campaign, status) = rows[0].0;
+            (epoch, revision, day, limit, campaign, status, ClaimsOf(rows))
+        }))
+    }
+}
+
+/// The claims of a group.
+struct ClaimsOf<'a>(&'a [Columns<'a>]);
+
+impl Serialize for ClaimsOf<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(|(_, claim)| claim))
+    }
+}
 
 impl<'a> Row<'a> {
     /// Whether the claim takes units.
@@ -263,29 +276,27 @@ impl<'a> Row<'a> {
         let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
         let claim = &event.claim;
         let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
-        (
-            campaign.as_str(),
+        let group =
+            (epoch.get(), claim.revision, claim.day, limit_at_decision, campaign.as_str(), status.as_str());
+        let claim = (
             event.user.as_str(),
             digest_text(&claim.digest),
             claim.quantity,
-            status.as_str(),
-            epoch.get(),
-            claim.revision,
             claim.sequence,
-            claim.day,
             claim.claimed_at.as_ms(),
             claim.expires_at.map(Timestamp::as_ms),
             event.updated_at.as_ms(),
-            limit_at_decision,
             cumulative_taken,
-        )
+        );
+        (group, claim)
     }
 }
 
 /// One row for each claim: one statement may not touch a row twice.
 fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
-    let mut places = HashMap::new();
-    let mut rows: Vec<Row<'_>> = Vec::new();
+    let events = entries.iter().map(|entry| entry.events.len()).sum();
+    let mut places = HashMap::with_capacity(events);
+    let mut rows: Vec<Row<'_>> = Vec::with_capacity(events);
     for (epoch, event) in
         entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
     {
@@ -392,7 +403,7 @@ mod tests {
     fn what_an_older_epoch_wrote_is_stored_as_revoked() {
         let entries = [entry(1, vec![event("a", ClaimStatus::Granted, 1, Some((10, 1)))])];
         let campaign = "demo".parse().unwrap();
-        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).4, "granted");
-        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(2)).4, "revoked");
+        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).0.5, "granted");
+        assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(2)).0.5, "revoked");
     }
 }
