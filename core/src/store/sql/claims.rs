@@ -276,20 +276,29 @@ pub(super) fn read(campaign: &CampaignId, row: &AnyRow) -> Result<ClaimRow, SqlE
 }
 
 fn read_record(row: &AnyRow) -> Result<(UserId, ClaimRecord), SqlError> {
-    let time = |ms: i64| Timestamp::from_ms(ms).map_err(unreadable);
-    let (user, digest) = user_and_digest(row)?;
-    let expires_at: Option<i64> = row.try_get(8)?;
+    let text: Option<&str> = row.try_get(0)?;
+    text.and_then(parse_record).ok_or_else(|| unreadable(text.unwrap_or("a claim with a column missing")))
+}
+
+/// A claim as [`statements::BY_USER`] returns it.
+fn parse_record(text: &str) -> Option<(UserId, ClaimRecord)> {
+    let mut columns = text.split(' ');
+    let user = columns.next()?.parse().ok()?;
+    let time = |ms: &str| Timestamp::from_ms(ms.parse().ok()?).ok();
     let record = ClaimRecord {
-        digest,
-        quantity: u32::try_from(row.try_get::<i64, _>(2)?).map_err(unreadable)?,
-        status: status(row.try_get(3)?)?,
-        revision: u8::try_from(row.try_get::<i64, _>(4)?).map_err(unreadable)?,
-        sequence: unsigned(row.try_get(5)?)?,
-        day: u32::try_from(row.try_get::<i64, _>(6)?).map_err(unreadable)?,
-        claimed_at: time(row.try_get(7)?)?,
-        expires_at: expires_at.map(time).transpose()?,
+        digest: parse_digest(columns.next()?).ok()?,
+        quantity: columns.next()?.parse().ok()?,
+        status: status(columns.next()?).ok()?,
+        revision: columns.next()?.parse().ok()?,
+        sequence: columns.next()?.parse().ok()?,
+        day: columns.next()?.parse().ok()?,
+        claimed_at: time(columns.next()?)?,
+        expires_at: match columns.next()? {
+            "-" => None,
+            ms => Some(time(ms)?),
+        },
     };
-    Ok((user, record))
+    columns.next().is_none().then_some((user, record))
 }
 
 /// The first two columns of every row.

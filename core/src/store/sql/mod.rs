@@ -202,11 +202,13 @@ impl SqlStore {
 const SERVER_RUN: &str = "SELECT CAST(EXTRACT(EPOCH FROM pg_postmaster_start_time()) * 1000 AS BIGINT)";
 
 /// Limits that PostgreSQL enforces when core, or the network to it, is gone: an abandoned transaction must not keep a
-/// campaign's row locked. Those that a server does not know are left out.
-const SERVER_LIMITS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
+/// campaign's row locked. And no sorting where an index has the order: without it, while a database that has just been
+/// restored has no statistics, each page of a load would collect and sort all claims that are left. Those that a server does
+/// not know are left out.
+const SERVER_SETTINGS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
     ('statement_timeout', '60s'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '5s'), \
     ('client_connection_check_interval', '1s'), ('tcp_user_timeout', '10s'), ('tcp_keepalives_idle', '5'), \
-    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3')) AS wanted (parameter, value) \
+    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('enable_sort', 'off')) AS wanted (parameter, value) \
     JOIN pg_settings ON name = parameter";
 
 /// A statement that may undo itself keeps the pages it changes in a temporary file, unless told to keep them in memory. And
@@ -221,11 +223,14 @@ const PRAGMAS: [&str; 6] = [
     "wal_autocheckpoint = 16384",
 ];
 
-/// PostgreSQL: the limits that it keeps. SQLite: readers beside the one writer, a commit that survives the power going
+/// Prepares a new connection. PostgreSQL: the limits that it keeps, and how it plans. SQLite: readers beside the one writer, a commit that survives the power going
 /// out, and a wait for the writer's place that ends before any caller's.
-async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn prepare(connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
     if connection.backend_name() != "SQLite" {
-        sqlx::raw_sql(SERVER_LIMITS).execute(&mut *connection).await?;
+        sqlx::raw_sql(SERVER_SETTINGS).execute(&mut *connection).await?;
         return Ok(());
     }
     for pragma in PRAGMAS {
