@@ -323,3 +323,24 @@ fn status(text: &str) -> Result<ClaimStatus, SqlError> {
     .find(|status| status.as_str() == text)
     .ok_or_else(|| unreadable(text))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_comes_as_one_text_and_nothing_else_is_one() {
+        let digest = digest_text(&[7; 16]);
+        let text = |end: &str| format!("ann {digest} 2 held 1 9 20000 1750000000000 {end}");
+        let (user, record) = parse_record(&text("1750000060000")).unwrap();
+        let told = (user.as_str(), record.digest, record.quantity, record.status, record.sequence);
+        assert_eq!(told, ("ann", [7; 16], 2, ClaimStatus::Held, 9));
+        assert_eq!(record.expires_at.map(Timestamp::as_ms), Some(1_750_000_060_000));
+        assert_eq!(parse_record(&text("-")).unwrap().1.expires_at, None);
+        for wrong in
+            [text("soon"), text("- -"), text("").trim_end().to_owned(), text("-").replace("held", "lost")]
+        {
+            assert_eq!(parse_record(&wrong), None, "{wrong}");
+        }
+    }
+}

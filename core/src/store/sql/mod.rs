@@ -223,8 +223,8 @@ const PRAGMAS: [&str; 6] = [
     "wal_autocheckpoint = 16384",
 ];
 
-/// Prepares a new connection. PostgreSQL: the limits that it keeps, and how it plans. SQLite: readers beside the one writer, a commit that survives the power going
-/// out, and a wait for the writer's place that ends before any caller's.
+/// Prepares a new connection. PostgreSQL: the limits that it keeps, and how it plans. SQLite: readers beside the one writer,
+/// a commit that survives the power going out, and a wait for the writer's place that ends before any caller's.
 ///
 /// # Errors
 /// When the database does not answer.

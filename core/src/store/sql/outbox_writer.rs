@@ -406,4 +406,21 @@ mod tests {
         assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(1)).0.5, "granted");
         assert_eq!(newest(&entries)[0].columns(&campaign, Epoch::new(2)).0.5, "revoked");
     }
+
+    #[test]
+    fn what_claims_have_in_common_is_written_once_for_a_group() {
+        let columns = |status, user| {
+            ((1, 1, 20_000, None, "demo", status), (user, "d".to_owned(), 1, 1, 5, None, 5, None))
+        };
+        let rows = [columns("granted", "a"), columns("granted", "b"), columns("held", "c")];
+        assert_eq!(
+            serde_json::to_string(&Groups(&rows)).unwrap(),
+            r#"[[1,1,20000,null,"demo","granted",[["a","d",1,1,5,null,5,null],["b","d",1,1,5,null,5,null]]],"#
+                .to_owned() + r#"[1,1,20000,null,"demo","held",[["c","d",1,1,5,null,5,null]]]]"#
+        );
+        let many = vec![columns("granted", "a"); GROUP_MAX + 1];
+        let groups = serde_json::to_value(Groups(&many)).unwrap();
+        let sizes: Vec<_> = (0..2).map(|at| groups[at][6].as_array().map(Vec::len)).collect();
+        assert_eq!(sizes, [Some(GROUP_MAX), Some(1)]);
+    }
 }
