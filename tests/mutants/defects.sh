@@ -158,5 +158,5 @@ defect foreign_keys_dropped_though_served core/src/engine/foreign.rs \
 defect another_redis_may_serve core/src/engine/serving.rs \
     'let silent = there.silent_for >= SILENCE && listening.elapsed() >= LISTEN;' 'let silent = true;' \
     faults registers::a_second_core
-defect index_never_used core/migrations/0005_claim_identity.sql \
+defect index_never_used core/migrations/0006_claim_status_check.sql \
     'PRIMARY KEY (campaign_id, user_id, digest)' 'PRIMARY KEY (digest, user_id, campaign_id)' faults plans::
