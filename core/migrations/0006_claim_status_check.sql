@@ -1,4 +1,4 @@
--- For `status IN ('granted', …)` in a CHECK SQLite fills a temporary table with the five words, anew for each row: an eighth
+-- For `status IN ('granted', …)` in a CHECK SQLite fills a temporary table with the five words, again for each row: an eighth
 -- of the relay's time. Compared one by one they cost nothing. SQLite changes no constraint of a table that is there.
 --
 -- Never change once written: as in 0005.

@@ -47,7 +47,7 @@ fn asked(dialect: Dialect) -> Vec<(&'static str, String, &'static [&'static str]
     let all = statements::ALL.iter().map(|(name, text)| {
         let given = GIVEN.iter().find(|given| given.0 == *name);
         let (_, arguments, by) = given.unwrap_or_else(|| panic!("{name} is new: say here what it is given"));
-        (*name, dialect.say(text), *arguments, *by)
+        (*name, dialect.render(text), *arguments, *by)
     });
     all.collect()
 }
@@ -82,7 +82,7 @@ async fn sqlite_finds_every_claim_by_an_index() {
         let steps = lines(&pool, format!("EXPLAIN {text}"), 1).await;
         assert!(*name != "WRITE" || !steps.iter().any(|step| step == "OpenEphemeral"), "{steps:?}");
     }
-    let marks = Dialect::SQLITE.say(statements::RAISE_MARKS);
+    let marks = Dialect::SQLITE.render(statements::RAISE_MARKS);
     let marks = format!("EXPLAIN QUERY PLAN {}", marks.replace("$1", "'[[\"c1\",1,9,9],[\"c2\",1,9,9]]'"));
     let plan = lines(&pool, marks, 3).await;
     assert!(plan.iter().any(|line| line.starts_with("SEARCH campaigns USING ")), "RAISE_MARKS: {plan:?}");

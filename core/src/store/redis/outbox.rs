@@ -135,11 +135,11 @@ impl OutboxReader {
     pub async fn read_new(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         let mut batch = OutboxBatch::default();
         loop {
-            let OutboxBatch { mut entries, mut malformed } = self.read(keys, ">").await?;
-            let read = entries.len() + malformed.len();
-            batch.entries.append(&mut entries);
-            batch.malformed.append(&mut malformed);
-            if read < READ_MAX || batch.len() >= ENTRIES_MAX {
+            let read = self.read(keys, ">").await?;
+            let was_last = read.len() < READ_MAX;
+            batch.entries.extend(read.entries);
+            batch.malformed.extend(read.malformed);
+            if was_last || batch.len() >= ENTRIES_MAX {
                 return Ok(batch);
             }
         }

@@ -133,7 +133,7 @@ impl SqlStore {
     /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
     /// would take SQLite quadratic time.
     fn insert(&self, mut rows: Vec<Columns<'_>>) -> Query<'static, Any, AnyArguments> {
-        // In the order of their ids, so that each page of the index is visited once for each group.
+        // Like rows become neighbours, and within these each page of the index is visited once.
         rows.sort_unstable();
         self.with_rows(statements::WRITE, &Groups(&rows))
     }
@@ -146,7 +146,7 @@ impl SqlStore {
     ) -> Query<'static, Any, AnyArguments> {
         // Strings, numbers and nulls: nothing in them can fail to be written.
         let json = serde_json::to_string(rows).unwrap_or_default();
-        sqlx::query(AssertSqlSafe(self.dialect.say(statement))).bind(json)
+        sqlx::query(AssertSqlSafe(self.dialect.render(statement))).bind(json)
     }
 
     /// Locks the rows of campaigns until the transaction ends, and raises their high-water marks to what their entries

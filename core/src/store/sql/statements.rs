@@ -6,7 +6,7 @@ macro_rules! statements {
     ($($(#[$about:meta])* $name:ident = $text:expr;)+) => {
         $($(#[$about])* pub(super) const $name: &str = $text;)+
 
-        /// Every statement over `claims` by its name, as a [`Dialect`] says it.
+        /// Every statement over `claims` by its name, before a [`Dialect`] renders it.
         pub const ALL: &[(&str, &str)] = &[$((stringify!($name), $name)),+];
     };
 }
@@ -51,7 +51,7 @@ impl Dialect {
     };
 
     /// A statement as this database is given it.
-    pub fn say(self, statement: &str) -> String {
+    pub fn render(self, statement: &str) -> String {
         statement.replace("{rows}", self.rows).replace("{claims}", self.claims)
     }
 }
