@@ -1,7 +1,7 @@
 //! Writes outbox entries to SQL: in batches, of one campaign or of several, and one by one for a suspended campaign.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
-use std::collections::hash_map::Entry::{Occupied, Vacant};
 
 use claimgate_shared::ids::digest_text;
 use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp};
@@ -91,7 +91,10 @@ impl SqlStore {
             sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
         let mut taken = unsigned(taken.try_get(0)?)?;
         let mut revoked = 0;
-        for row in newest(entries) {
+        let mut rows = newest(entries);
+        // Who came first stands.
+        rows.sort_unstable_by_key(|row| row.place);
+        for row in rows {
             let id = row.event.claim_id(campaign);
             let taken_by_others = taken - standing(&mut transaction, &id).await?;
             // Another history may have used the units up: SQL's own sums decide, not the entry's counters.
@@ -133,8 +136,9 @@ impl SqlStore {
     /// The statement that writes `rows`, whatever their number: they come as one JSON array. Thousands of parameters
     /// would take SQLite quadratic time.
     fn insert(&self, mut rows: Vec<Columns<'_>>) -> Query<'static, Any, AnyArguments> {
-        // Like rows become neighbours, and within these each page of the index is visited once.
-        rows.sort_unstable();
+        // Like rows become neighbours. It is stable: within these the users stay in their order, so that each page of the
+        // index is visited once.
+        rows.sort_by(|(one, _), (next, _)| one.cmp(next));
         self.with_rows(statements::WRITE, &Groups(&rows))
     }
 
@@ -229,6 +233,10 @@ async fn exceeds_a_users_limit(
 /// A claim to be written: its last state among the entries, and the guard's numbers from its decision.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
+    /// The first bytes of the user's id, in whose order ids are: most comparisons end here.
+    user_prefix: u64,
+    /// The place among the events of the claim's first one.
+    place: usize,
     epoch: Epoch,
     event: &'a ClaimEvent,
     limit_at_decision: Option<u64>,
@@ -267,13 +275,44 @@ impl Serialize for ClaimsOf<'_> {
 }
 
 impl<'a> Row<'a> {
+    fn of(place: usize, epoch: Epoch, event: &'a ClaimEvent) -> Self {
+        let mut prefix = [0; 8];
+        let user = event.user.as_str().as_bytes();
+        let length = user.len().min(prefix.len());
+        prefix[..length].copy_from_slice(&user[..length]);
+        Self {
+            user_prefix: u64::from_be_bytes(prefix),
+            place,
+            epoch,
+            event,
+            limit_at_decision: event.limit_at_decision,
+            cumulative_taken: event.cumulative_taken,
+        }
+    }
+
+    /// The order of claims: by user, then by digest.
+    fn by_claim(&self, other: &Self) -> Ordering {
+        let rest = |row: &Self| (row.event.user.as_str(), row.event.claim.digest);
+        self.user_prefix.cmp(&other.user_prefix).then_with(|| rest(self).cmp(&rest(other)))
+    }
+
+    /// Takes the state of a later event of the same claim, if it is a newer one.
+    fn follow(&mut self, later: &Self) {
+        if (later.epoch, later.event.claim.revision) > (self.epoch, self.event.claim.revision) {
+            // The guard's numbers belong together: a new decision brings both, a later state neither.
+            let decided = if later.cumulative_taken.is_some() { *later } else { *self };
+            let Self { limit_at_decision, cumulative_taken, .. } = decided;
+            *self = Self { limit_at_decision, cumulative_taken, place: self.place, ..*later };
+        }
+    }
+
     /// Whether the claim takes units.
     fn stands(&self) -> bool {
         matches!(self.event.claim.status, ClaimStatus::Granted | ClaimStatus::Held)
     }
 
     fn columns(&self, campaign: &'a CampaignId, epoch_now: Epoch) -> Columns<'a> {
-        let Self { epoch, event, limit_at_decision, cumulative_taken } = *self;
+        let Self { epoch, event, limit_at_decision, cumulative_taken, .. } = *self;
         let claim = &event.claim;
         let status = if epoch < epoch_now { ClaimStatus::Revoked } else { claim.status };
         let group =
@@ -292,36 +331,20 @@ impl<'a> Row<'a> {
     }
 }
 
-/// One row for each claim: one statement may not touch a row twice.
+/// One row for each claim, since one statement may not touch a row twice, in the order of the users.
 fn newest(entries: &[OutboxEntry]) -> Vec<Row<'_>> {
-    let events = entries.iter().map(|entry| entry.events.len()).sum();
-    let mut places = HashMap::with_capacity(events);
-    let mut rows: Vec<Row<'_>> = Vec::with_capacity(events);
-    for (epoch, event) in
-        entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)))
-    {
-        let row = Row {
-            epoch,
-            event,
-            limit_at_decision: event.limit_at_decision,
-            cumulative_taken: event.cumulative_taken,
-        };
-        match places.entry((event.user.as_str(), event.claim.digest)) {
-            Vacant(place) => {
-                place.insert(rows.len());
-                rows.push(row);
-            }
-            Occupied(place) => {
-                let newest = &mut rows[*place.get()];
-                if (epoch, event.claim.revision) > (newest.epoch, newest.event.claim.revision) {
-                    // The guard's numbers belong together: a new decision brings both, a later state neither.
-                    let decided = if row.cumulative_taken.is_some() { row } else { *newest };
-                    let Row { limit_at_decision, cumulative_taken, .. } = decided;
-                    *newest = Row { limit_at_decision, cumulative_taken, ..row };
-                }
-            }
+    let events = entries.iter().flat_map(|entry| entry.events.iter().map(|event| (entry.epoch, event)));
+    let mut rows: Vec<_> =
+        events.enumerate().map(|(place, (epoch, event))| Row::of(place, epoch, event)).collect();
+    // Stable: the events of one claim stay in their order.
+    rows.sort_by(Row::by_claim);
+    rows.dedup_by(|later, row| {
+        let same = row.by_claim(later) == Ordering::Equal;
+        if same {
+            row.follow(later);
         }
-    }
+        same
+    });
     rows
 }
 
@@ -372,6 +395,16 @@ mod tests {
         assert_eq!((rows[0].event.claim.status, rows[0].event.claim.revision), (ClaimStatus::Granted, 2));
         assert_eq!((rows[0].limit_at_decision, rows[0].cumulative_taken), (Some(10), Some(4)));
         assert_eq!(rows[1].event.user.as_str(), "b");
+    }
+
+    #[test]
+    fn rows_come_in_the_order_of_users_and_know_which_came_first() {
+        let granted = |user| event(user, ClaimStatus::Granted, 1, Some((10, 1)));
+        let users = ["long-user-b", "b", "long-user", "a", "long-user-a"];
+        let mut entries = Vec::from(users.map(|user| entry(1, vec![granted(user)])));
+        entries.push(entry(1, vec![event("b", ClaimStatus::Returned, 2, None)]));
+        let rows: Vec<_> = newest(&entries).iter().map(|row| (row.event.user.as_str(), row.place)).collect();
+        assert_eq!(rows, [("a", 3), ("b", 1), ("long-user", 2), ("long-user-a", 4), ("long-user-b", 0)]);
     }
 
     #[test]
