@@ -181,7 +181,7 @@ impl SqlStore {
         let asked: Vec<_> = claims.iter().map(identity).collect();
         step::before("sql:lacking").await;
         let stored = self
-            .with_rows(statements::REVISIONS, &asked)
+            .with_rows(statements::REVISIONS, &asked, asked.len())
             .bind(campaign.as_str())
             .fetch_all(&self.pool.within(BULK))
             .await;

@@ -139,17 +139,20 @@ impl SqlStore {
         // Like rows become neighbours. It is stable: within these the users stay in their order, so that each page of the
         // index is visited once.
         rows.sort_by(|(one, _), (next, _)| one.cmp(next));
-        self.with_rows(statements::WRITE, &Groups(&rows))
+        self.with_rows(statements::WRITE, &Groups(&rows), rows.len())
     }
 
-    /// `statement` over `rows`, as one JSON array.
+    /// `statement` over `rows`, `count` of them, as one JSON array.
     pub(super) fn with_rows(
         &self,
         statement: &str,
         rows: &(impl Serialize + ?Sized),
+        count: usize,
     ) -> Query<'static, Any, AnyArguments> {
-        // Strings, numbers and nulls: nothing in them can fail to be written.
-        let json = serde_json::to_string(rows).unwrap_or_default();
+        let mut json = Vec::with_capacity(count * ROW_BYTES);
+        // Strings, numbers and nulls: nothing in them can fail to be written, in UTF-8.
+        let _ = serde_json::to_writer(&mut json, rows);
+        let json = String::from_utf8(json).unwrap_or_default();
         sqlx::query(AssertSqlSafe(self.dialect.render(statement))).bind(json)
     }
 
@@ -161,7 +164,10 @@ impl SqlStore {
         batches: &[Batch<'_>],
     ) -> Result<HashMap<String, Locked>, OutboxWriteError> {
         let marks: Vec<_> = batches.iter().map(mark).collect();
-        let found = self.with_rows(statements::RAISE_MARKS, &marks).fetch_all(&mut **transaction).await?;
+        let found = self
+            .with_rows(statements::RAISE_MARKS, &marks, marks.len())
+            .fetch_all(&mut **transaction)
+            .await?;
         found.iter().map(|row| Ok((row.try_get(0)?, Locked::of(row)?))).collect()
     }
 }
@@ -248,6 +254,8 @@ type Columns<'a> = (GroupColumns<'a>, ClaimColumns<'a>);
 type GroupColumns<'a> = (u64, u8, u32, Option<u64>, &'a str, &'a str);
 type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>);
 
+/// Room for a row's JSON, so that megabytes are not copied while it grows.
+const ROW_BYTES: usize = 128;
 /// The most claims in a group, whose JSON SQLite copies as a whole.
 const GROUP_MAX: usize = 256;
 
