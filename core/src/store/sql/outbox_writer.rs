@@ -138,7 +138,7 @@ impl SqlStore {
     fn insert(&self, mut rows: Vec<Columns<'_>>) -> Query<'static, Any, AnyArguments> {
         // Like rows become neighbours. It is stable: within these the users stay in their order, so that each page of the
         // index is visited once.
-        rows.sort_by(|(one, _), (next, _)| one.cmp(next));
+        rows.sort_by_key(|(group, _)| *group);
         self.with_rows(statements::WRITE, &Groups(&rows), rows.len())
     }
 
