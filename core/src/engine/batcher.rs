@@ -1,7 +1,7 @@
 //! Collects concurrent claims on a campaign into one script call.
 //!
 //! Each campaign has a queue. While its calls are in flight the queue fills; when one returns, all claims that wait go
-//! in the next. There is no timer: an idle queue sends at once.
+//! in the next. There is no timer: a claim that finds nothing in flight and none waiting is sent at once, by its caller.
 //!
 //! Each thread of the HTTP server has queues of its own, so that a claim is decided and answered without another thread.
 //! The bounds on a campaign's claims and its sold-out cache are shared by all threads.
@@ -74,7 +74,7 @@ struct Shared {
 #[derive(Debug)]
 struct CampaignQueue {
     pending: mpsc::UnboundedSender<PendingClaim>,
-    state: Arc<QueueState>,
+    worker: Arc<Worker>,
     /// Whether the queue was used since [`ClaimBatcher::drop_idle_queues`] was last called.
     used: AtomicBool,
 }
@@ -116,9 +116,8 @@ impl ClaimBatcher {
         Self { sync, batch_max, queues, shared }
     }
 
-    /// Decides `request` on the campaign of `handle`. An enqueued claim is decided even when the caller drops the future.
-    /// A possible retry is never refused from the sold-out cache: another core may have granted it since the cache was
-    /// filled.
+    /// Decides `request` on the campaign of `handle`. It may be decided even when the caller drops the future. A possible
+    /// retry is never refused from the sold-out cache: another core may have granted it since the cache was filled.
     ///
     /// # Errors
     /// [`BatcherError::Overloaded`] when 8,192 claims of the campaign wait or the outbox is full: nothing was changed.
@@ -133,7 +132,7 @@ impl ClaimBatcher {
         let enqueued_at = Instant::now();
         if attempt == Attempt::First
             && let Some(version) =
-                queue.state.sold_out.cached_denial(&request.user_id, request.quantity, enqueued_at)
+                queue.worker.state.sold_out.cached_denial(&request.user_id, request.quantity, enqueued_at)
         {
             let outcome = Outcome::Denied(Denial::SoldOut { remaining: 0 });
             let decision = Decision { outcome, remaining: Some(0), version };
@@ -141,15 +140,12 @@ impl ClaimBatcher {
             metrics::sold_out_from_cache();
             return Ok(decision);
         }
-        if !queue.state.enter() {
-            return Err(BatcherError::Overloaded);
-        }
         let (answer, decision) = oneshot::channel();
-        let pending =
-            PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
-        if queue.pending.send(pending).is_err() {
-            queue.state.leave(1);
-            return Err(BatcherError::Stopped);
+        let claim = PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
+        match queue.worker.state.begin_lone_call() {
+            // With none to wait for and none to go with, a task in between would only cost.
+            Some(_permit) => queue.worker.decide(vec![claim]).await,
+            None => queue.enqueue(claim)?,
         }
         decision.await.map_err(|_| BatcherError::Stopped)?
     }
@@ -187,15 +183,25 @@ impl ClaimBatcher {
         let queue = queues.entry(id.clone()).or_insert_with(|| {
             let (pending, receiver) = mpsc::unbounded_channel();
             let state = self.shared.states.get_or_make(id, self.batch_max);
-            let worker = Worker {
-                sync: Arc::clone(&self.sync),
-                handle: Arc::clone(handle),
-                state: Arc::clone(&state),
-            };
-            tokio::spawn(Arc::new(worker).run(self.batch_max, receiver));
-            Arc::new(CampaignQueue { pending, state, used: AtomicBool::new(true) })
+            let worker = Worker { sync: Arc::clone(&self.sync), handle: Arc::clone(handle), state };
+            let worker = Arc::new(worker);
+            tokio::spawn(Arc::clone(&worker).run(self.batch_max, receiver));
+            Arc::new(CampaignQueue { pending, worker, used: AtomicBool::new(true) })
         });
         Arc::clone(queue)
+    }
+}
+
+impl CampaignQueue {
+    /// Lets a claim wait for the next call.
+    fn enqueue(&self, claim: PendingClaim) -> Result<(), BatcherError> {
+        if !self.worker.state.enter() {
+            return Err(BatcherError::Overloaded);
+        }
+        self.pending.send(claim).map_err(|_| {
+            self.worker.state.leave(1);
+            BatcherError::Stopped
+        })
     }
 }
 
@@ -260,7 +266,7 @@ impl Worker {
 
 /// Answers the decided claims of a batch; returns those that have to be sent again.
 fn answer(batch: Vec<PendingClaim>, decided: &Decided) -> Vec<PendingClaim> {
-    let mut again = Vec::new();
+    let (mut again, now) = (Vec::new(), Instant::now());
     for (claim, verdict) in batch.into_iter().zip(&decided.verdicts) {
         if *verdict == Verdict::RetryAfterSweep {
             again.push(claim);
@@ -269,7 +275,7 @@ fn answer(batch: Vec<PendingClaim>, decided: &Decided) -> Vec<PendingClaim> {
         let PendingClaim { id, quantity, enqueued_at, answer } = claim;
         let decision = decision(decided, verdict, id, quantity);
         let result = decision.as_ref().map_or("put_off", |decision| result_of(&decision.outcome));
-        metrics::decided(result, enqueued_at.elapsed());
+        metrics::decided(result, now - enqueued_at);
         // A caller that has gone away is no failure: the claim stands, and a retry finds it.
         let _ = answer.send(decision);
     }
@@ -382,24 +388,27 @@ mod tests {
         let id = &handle.campaign().id;
         let (queue, of_second) = (first.queue(&handle, id), second.queue(&handle, id));
         assert!(!Arc::ptr_eq(&queue, &of_second), "each has its own");
-        assert!(Arc::ptr_eq(&queue.state.sold_out, &of_second.state.sold_out), "one cache for both");
-        while queue.state.enter() {}
+        assert!(
+            Arc::ptr_eq(&queue.worker.state.sold_out, &of_second.worker.state.sold_out),
+            "one cache for both"
+        );
+        while queue.worker.state.enter() {}
         let request = br#"{"campaign_id":"hot","user_id":"u","idempotency_key":"a-key","quantity":1}"#;
         let request = ClaimRequest::parse(request).unwrap();
         let claim = || second.claim(&handle, &request, Attempt::Unknown);
         assert!(matches!(claim().await, Err(BatcherError::Overloaded)), "too many wait at the other thread");
-        queue.state.leave(queue.state.pending());
+        queue.worker.state.leave(queue.worker.state.pending());
         // A call of the first thread is in flight: a second one waits until it has returned.
-        let call = queue.state.begin_call(true).await.unwrap();
+        let call = queue.worker.state.begin_call(true).await.unwrap();
         let mut waiting = std::pin::pin!(claim());
         for _ in 0..100 {
             assert!(waiting.as_mut().now_or_never().is_none());
             tokio::task::yield_now().await;
         }
-        assert_eq!(queue.state.pending(), 1);
+        assert_eq!(queue.worker.state.pending(), 1);
         drop(call);
         assert!(matches!(waiting.await, Err(BatcherError::Sync(_))), "Redis does not run");
-        assert_eq!(queue.state.pending(), 0);
+        assert_eq!(queue.worker.state.pending(), 0);
         drop((queue, of_second));
         assert_eq!(first.drop_idle_queues(), 0, "each was used");
         assert_eq!(first.drop_idle_queues(), 2);

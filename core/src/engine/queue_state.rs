@@ -44,6 +44,14 @@ impl QueueState {
         all.split(1)
     }
 
+    /// Begins a call beside no other one; `None` while one is in flight, or while claims wait.
+    pub fn begin_lone_call(&self) -> Option<OwnedSemaphorePermit> {
+        if self.pending.load(Ordering::Relaxed) > 0 {
+            return None;
+        }
+        Arc::clone(&self.calls).try_acquire_many_owned(self.calls_max).ok()?.split(1)
+    }
+
     /// Counts a claim that is about to wait; false when too many do.
     pub fn enter(&self) -> bool {
         let enter = |pending| (pending < PENDING_MAX).then_some(pending + 1);
