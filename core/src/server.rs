@@ -27,8 +27,8 @@ use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
 use crate::metrics;
-use crate::store::redis::RedisStore;
 use crate::store::redis::managed::{ManagedRedis, Settings};
+use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::SqlStore;
 
 /// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
@@ -150,7 +150,7 @@ async fn begin(
     // A SQLite file is in the data directory, which this core has locked: no other core can use it.
     let alone = take_over || sql.is_sqlite();
     let serving = loop {
-        wait_for(redis, ours).await;
+        wait_for(redis, ours).await?;
         match Serving::claim(Arc::clone(redis), sql.clone(), alone).await {
             Err(ServingError::Redis(error)) if error.is_unreachable() => {
                 tracing::debug!(%error, "Redis has gone again; waiting for it");
@@ -172,7 +172,7 @@ async fn keep(right: &Serving, alone: bool) -> ServingError {
         match right.renew().await {
             Err(lost @ ServingError::AnotherRedis) => return lost,
             // The health checks log it.
-            Err(ServingError::Redis(_) | ServingError::Sql(_)) | Ok(()) => {}
+            Err(ServingError::NoPrimary(..) | ServingError::Redis(_) | ServingError::Sql(_)) | Ok(()) => {}
         }
     }
 }
@@ -222,18 +222,25 @@ fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, String)> {
     Ok((Some(managed), url))
 }
 
-/// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused.
-async fn wait_for(redis: &RedisStore, ours: bool) {
+/// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused. An address that
+/// leads to no primary is not waited for: it is a mistake until core has served there, and may be a failover later.
+async fn wait_for(redis: &RedisStore, ours: bool) -> Result<(), ServingError> {
     let look_at = if ours { "redis/redis.log in the data directory" } else { "CLAIMGATE_REDIS_URL" };
     let started = Instant::now();
     let mut said = false;
     while let Err(error) = redis.ping().await {
+        if let RedisStoreError::NoPrimary(wrong) = &error
+            && let Some(remedy) = wrong.remedy()
+        {
+            return Err(ServingError::NoPrimary(wrong.clone(), remedy));
+        }
         if started.elapsed() > REDIS_PATIENCE && !said {
             tracing::warn!(%error, "still waiting for Redis; see {look_at}");
             said = true;
         }
         sleep(REDIS_POLL).await;
     }
+    Ok(())
 }
 
 /// Reads the secrets' files again on each SIGHUP, so that keys are changed with no call refused. Invalid ones

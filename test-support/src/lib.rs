@@ -29,6 +29,7 @@ pub mod process;
 pub mod raw;
 pub mod redis_server;
 pub mod rng;
+pub mod sentinel;
 pub mod signing;
 pub mod sql;
 pub mod stand_in;

@@ -23,6 +23,7 @@ mod problems;
 mod runtimes;
 mod sold_out;
 mod threads;
+mod topologies;
 mod watching;
 
 // The edge's tests, against both of its runtimes.

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, RedisError};
+use redis::{Client, RedisError};
 
 use super::report::{Finding, Report};
 use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
+use crate::store::redis::primary::{NoPrimary, Primary};
 
 /// The longest one answer is waited for.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -61,7 +62,11 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
     };
     let why = match asked {
         Ok(Ok(findings)) => return report.findings.extend(findings),
-        Ok(Err(error)) => error.to_string(),
+        Ok(Err(NoPrimary::Unreachable(error))) => error.to_string(),
+        Ok(Err(wrong)) => {
+            let remedy = wrong.remedy().unwrap_or_default();
+            return report.findings.push(Finding::breaks("redis.role", wrong.to_string(), remedy));
+        }
         Err(_) => format!("no answer within {} s", WAIT.as_secs()),
     };
     match redis {
@@ -79,11 +84,8 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
     }
 }
 
-async fn ask(url: &str, given: bool) -> Result<Vec<Finding>, RedisError> {
-    let times = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(RESPONSE_TIMEOUT))
-        .set_response_timeout(Some(RESPONSE_TIMEOUT));
-    let mut connection = Client::open(url)?.get_multiplexed_async_connection_with_config(&times).await?;
+async fn ask(url: &str, given: bool) -> Result<Vec<Finding>, NoPrimary> {
+    let mut connection = Primary::connect(&Client::open(url)?, RESPONSE_TIMEOUT).await?.connection;
     let mut found = settings(&mut connection).await?;
     found.extend(time(&mut connection).await?);
     let replication = info(&mut connection, "replication").await?;
@@ -162,12 +164,8 @@ fn number(info: &str, name: &str) -> Option<u64> {
     field(info, name)?.parse().ok()
 }
 
-/// What INFO says of the primary and who follows it.
+/// What INFO says of who follows the primary.
 fn replicas(info: &str) -> Vec<Finding> {
-    if field(info, "role:") == Some("slave") {
-        let problem = "the Redis of CLAIMGATE_REDIS_URL is a replica: no claim can be decided there";
-        return vec![Finding::breaks("redis.role", problem, "give the address of its primary")];
-    }
     let mut found = Vec::new();
     if number(info, "connected_slaves:") == Some(0) {
         let problem =

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::store::redis::primary::NoPrimary;
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{ServedBy, SqlError, SqlStore};
 
@@ -28,6 +29,9 @@ pub enum ServingError {
          that core is gone for good, wait 30 s or start with --take-over"
     )]
     AnotherRedis,
+    /// The address of Redis leads to no primary; and the address to give.
+    #[error("CLAIMGATE_REDIS_URL: {0}; {1}")]
+    NoPrimary(NoPrimary, &'static str),
     /// A call to Redis failed.
     #[error(transparent)]
     Redis(#[from] RedisStoreError),

@@ -8,15 +8,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, ServerErrorKind};
+use redis::{Client, ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::primary::{NoPrimary, Primary, Run, connect};
 use crate::domain::counters::Generation;
 
 /// The longest a call waits for Redis; the edge gives core 2 s in all.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 /// After a failed attempt to connect, calls fail at once for this long, without a further attempt.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -60,7 +60,7 @@ struct State {
     /// What the connections of the current generation lead to.
     target: Option<Target>,
     /// When the last attempt to connect failed, and its error.
-    failed: Option<(Instant, RedisError)>,
+    failed: Option<(Instant, NoPrimary)>,
 }
 
 /// What the connections of a generation lead to.
@@ -73,22 +73,10 @@ enum Target {
     Unknown(Session),
 }
 
-/// One run of a server, from its start to its end or promotion, by its own ids.
-#[derive(Debug, PartialEq, Eq)]
-struct Run {
-    run_id: String,
-    replication_id: Arc<str>,
-}
-
 impl Server {
     /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
-    fn begin_or_join(
-        &self,
-        state: &mut State,
-        connection: MultiplexedConnection,
-        replication_id: Arc<str>,
-        run: Option<Run>,
-    ) -> Session {
+    fn begin_or_join(&self, state: &mut State, primary: Primary) -> Session {
+        let Primary { connection, replication_id, run } = primary;
         let joins =
             matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
         if !joins {
@@ -115,7 +103,7 @@ impl Connection {
     }
 
     /// The current session, or a new one. Callers of all connections wait for the attempt in progress.
-    pub(super) async fn session(&self) -> Result<Session, RedisError> {
+    pub(super) async fn session(&self) -> Result<Session, NoPrimary> {
         if let Some(session) = self.current() {
             return Ok(session);
         }
@@ -131,10 +119,10 @@ impl Connection {
         {
             return Err(error.clone());
         }
-        match self.connect_to_primary().await {
-            Ok((connection, replication_id, run)) => {
+        match Primary::connect(&self.server.client, RESPONSE_TIMEOUT).await {
+            Ok(primary) => {
                 state.failed = None;
-                Ok(self.keep(&self.server.begin_or_join(&mut state, connection, replication_id, run)))
+                Ok(self.keep(&self.server.begin_or_join(&mut state, primary)))
             }
             Err(error) => {
                 state.failed = Some((Instant::now(), error.clone()));
@@ -155,37 +143,12 @@ impl Connection {
         session.clone()
     }
 
-    /// A connection to a primary, the primary's replication id, and its run, where it tells.
-    async fn connect_to_primary(&self) -> Result<(MultiplexedConnection, Arc<str>, Option<Run>), RedisError> {
-        let mut connection = self.connect(RESPONSE_TIMEOUT).await?;
-        let info: Result<String, _> =
-            redis::cmd("INFO").arg("server").arg("replication").query_async(&mut connection).await;
-        let info = match info {
-            // INFO is not allowed: a failover cannot be noticed then, which the start has warned of.
-            Err(error) if error.code() == Some("NOPERM") => String::new(),
-            info => info?,
-        };
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        if field("role:") == "slave" {
-            return Err((ErrorKind::Io, "this server is a replica").into());
-        }
-        let replication_id: Arc<str> = field("master_replid2:").into();
-        let run = match field("run_id:") {
-            "" => None,
-            run_id => Some(Run { run_id: run_id.to_owned(), replication_id: Arc::clone(&replication_id) }),
-        };
-        Ok((connection, replication_id, run))
-    }
-
     /// A separate connection, for calls that wait.
     pub(super) async fn connect(
         &self,
         response_timeout: Duration,
     ) -> Result<MultiplexedConnection, RedisError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(response_timeout));
-        self.server.client.get_multiplexed_async_connection_with_config(&config).await
+        connect(&self.server.client, response_timeout).await
     }
 
     /// Ends `generation`, if `error` shows that a connection of it is broken or leads to a server that is no primary any

@@ -7,6 +7,7 @@ pub mod lease;
 pub mod loader;
 pub mod managed;
 pub mod outbox;
+pub mod primary;
 pub mod replies;
 pub mod scripts;
 pub mod state;
@@ -21,6 +22,7 @@ use self::calls::CampaignCall;
 use self::connection::Connection;
 pub use self::connection::Session;
 use self::keys::Keys;
+use self::primary::NoPrimary;
 use self::replies::{LeaseReply, Malformed, Ready};
 use self::state::Identity;
 use crate::domain::campaign::RegisterId;
@@ -41,9 +43,21 @@ pub enum RedisStoreError {
     /// Redis cannot be reached, or its answer was lost: the outcome is unknown.
     #[error("Redis is unavailable: {0}")]
     Unavailable(#[from] RedisError),
+    /// The server that is connected to is no primary: nothing was tried.
+    #[error("{0}")]
+    NoPrimary(NoPrimary),
     /// An answer that no script of this version gives.
     #[error(transparent)]
     Malformed(#[from] Malformed),
+}
+
+impl From<NoPrimary> for RedisStoreError {
+    fn from(error: NoPrimary) -> Self {
+        match error {
+            NoPrimary::Unreachable(error) => Self::Unavailable(error),
+            other => Self::NoPrimary(other),
+        }
+    }
 }
 
 impl RedisStoreError {
@@ -53,7 +67,11 @@ impl RedisStoreError {
 
     /// Whether no answer came: Redis may give one to the next call.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unavailable(error) if error.code().is_none())
+        match self {
+            Self::Unavailable(error) => error.code().is_none(),
+            Self::NoPrimary(_) => true,
+            Self::NotReady(_) | Self::OutOfMemory(_) | Self::Malformed(_) => false,
+        }
     }
 
     /// Whether a script that does the same thing once, however often it is called, may succeed on another connection:
