@@ -16,6 +16,7 @@ use clap::Args;
 
 use crate::credentials::{Caller, Credentials, Tokens};
 use crate::data_dir;
+use crate::store::redis::address::Address;
 
 /// Events that may wait for SQL per campaign before new claims are refused.
 pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
@@ -24,10 +25,11 @@ pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 /// The most claims that one script call decides.
 pub const BATCH_MAX: usize = 256;
 /// The variables that name a file with a secret in it.
-pub const SECRET_FILES: [&str; 4] = [
+pub const SECRET_FILES: [&str; 5] = [
     "CLAIMGATE_ADMIN_TOKEN_FILE",
     "CLAIMGATE_API_TOKENS_FILE",
     "CLAIMGATE_EDGE_KEYS_FILE",
+    "CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE",
     "CLAIMGATE_USER_JWT_KEY_FILE",
 ];
 /// The shortest token of a back end, in characters.
@@ -68,7 +70,9 @@ pub struct ServeArgs {
     /// Address of the admin API and of metrics: keep it private
     #[arg(long, env = "CLAIMGATE_ADMIN_LISTEN", default_value = "127.0.0.1:8081", value_name = "ADDRESS")]
     admin_listen: String,
-    /// A Redis of your own (redis://, rediss://, unix://); without it core runs one itself
+    /// A Redis of your own: redis://, rediss:// or unix:// for one primary,
+    /// redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[?db=N] or rediss+sentinel:// for the one that
+    /// Sentinel names; without it core runs one itself
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
     /// Memory limit of the managed Redis, in MiB [default: half of the machine's]
@@ -109,8 +113,8 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     /// The data directory, absolute; it exists.
     pub data_dir: PathBuf,
-    /// The URL of the operator's Redis; `None` runs the managed one.
-    pub redis_url: Option<String>,
+    /// Where the operator's Redis is; `None` runs the managed one.
+    pub redis_address: Option<Address>,
     /// This core's consumer name: the same after a restart, so that the relay finds the entries that it had read.
     pub core_id: String,
     /// The managed Redis' password.
@@ -152,7 +156,7 @@ impl Config {
         Ok(Self {
             listen: address("CLAIMGATE_LISTEN", &args.listen)?,
             admin_listen: address("CLAIMGATE_ADMIN_LISTEN", &args.admin_listen)?,
-            redis_url: args.redis_url.as_deref().map(redis_url).transpose()?,
+            redis_address: args.redis_url.as_deref().map(redis_address).transpose()?,
             core_id: secrets.generated("core.id", random_text)?,
             redis_password: secrets.generated("redis.password", random_text)?,
             redis_maxmemory_bytes: match &args.redis_maxmemory_mib {
@@ -212,16 +216,9 @@ fn batch_max(text: Option<&str>) -> Result<usize, ConfigError> {
     }
 }
 
-fn redis_url(text: &str) -> Result<String, ConfigError> {
-    const VARIABLE: &str = "CLAIMGATE_REDIS_URL";
-    let scheme = text.split(':').next().unwrap_or_default();
-    if scheme.contains("sentinel") || scheme.contains("cluster") {
-        let problem = "Sentinel and Cluster are not supported: give the address of one primary (redis://, rediss://, unix://)";
-        return Err(wrong(VARIABLE, problem));
-    }
-    redis::Client::open(text).map(|_| text.to_owned()).map_err(|_| {
-        wrong(VARIABLE, "must be redis://, rediss:// or unix://, with user and password where needed")
-    })
+fn redis_address(url: &str) -> Result<Address, ConfigError> {
+    let sentinel_password = secret("CLAIMGATE_REDIS_SENTINEL_PASSWORD")?;
+    Address::parse(url, sentinel_password.as_deref()).map_err(|problem| wrong("CLAIMGATE_REDIS_URL", problem))
 }
 
 fn database_url(text: Option<&str>, data_dir: &Path) -> Result<String, ConfigError> {

@@ -27,6 +27,7 @@ use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
 use crate::metrics;
+use crate::store::redis::address::Address;
 use crate::store::redis::managed::{ManagedRedis, Settings};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::SqlStore;
@@ -55,7 +56,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let metrics = metrics::install()?;
     let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
     let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
-    let (mut managed, redis_url) = redis(&config)?;
+    let (mut managed, redis_address) = redis(&config)?;
     let sql = database(&config).await?;
     let authenticator = Authenticator::new(config.credentials);
     tokio::spawn(keep_credentials(
@@ -67,7 +68,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         .outbox_max(config.outbox_max)
         .archive_after(config.archive_after)
         .batch_max(config.batch_max)
-        .build(&redis_url)?;
+        .on(redis_address);
     let engine = Arc::new(engine);
     let relay = OutboxRelay::new(&engine, config.core_id);
     let state = AppState::new(Arc::clone(&engine), authenticator, metrics.clone(), config.concurrency_max);
@@ -209,17 +210,20 @@ async fn database(config: &Config) -> anyhow::Result<SqlStore> {
     Ok(sql.for_callers((config.concurrency_max / 4).max(1)))
 }
 
-fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, String)> {
-    if let Some(url) = &config.redis_url {
-        return Ok((None, url.clone()));
+fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, Address)> {
+    if let Some(address) = &config.redis_address {
+        return Ok((None, address.clone()));
     }
     let managed = ManagedRedis::start(&Settings {
         data_dir: config.data_dir.clone(),
         password: config.redis_password.clone(),
         maxmemory_bytes: config.redis_maxmemory_bytes,
     })?;
-    let url = managed.url(&config.redis_password);
-    Ok((Some(managed), url))
+    let address = Address::parse(&managed.url(&config.redis_password), None);
+    Ok((
+        Some(managed),
+        address.map_err(|problem| anyhow::anyhow!("the address of core's own Redis {problem}"))?,
+    ))
 }
 
 /// Claims are refused until Redis answers anyway; waiting here keeps the first ones from being refused. An address that

@@ -76,17 +76,23 @@ impl Certificates {
         let core = format!("on >{password} ~cg:* &* +@all -@dangerous -@admin +info +config|get");
         let accounts = format!("user default on nopass ~* &* +@all\nuser core {core}\n");
         fs::write(self.file("accounts"), accounts).expect("the accounts");
-        let settings = [
+        let mut settings = self.redis_settings(address);
+        settings.push(("aclfile", self.file("accounts")));
+        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        RedisServer::start_with(&settings, &[]).await
+    }
+
+    /// What makes a Redis listen on `address` by TLS, and a replica follow its primary by it.
+    pub fn redis_settings(&self, address: SocketAddr) -> Vec<(&'static str, String)> {
+        vec![
             ("bind", address.ip().to_string()),
             ("tls-port", address.port().to_string()),
             ("tls-cert-file", self.file("server.pem")),
             ("tls-key-file", self.file("server.key")),
             ("tls-ca-cert-file", self.file("ours.pem")),
             ("tls-auth-clients", "no".to_owned()),
-            ("aclfile", self.file("accounts")),
-        ];
-        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        RedisServer::start_with(&settings, &[]).await
+            ("tls-replication", "yes".to_owned()),
+        ]
     }
 
     /// A PostgreSQL that speaks TLS on this process' own address.

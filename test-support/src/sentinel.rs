@@ -1,15 +1,19 @@
 //! Sentinels, and a primary with two replicas that three of them watch.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
 use futures_util::future::join_all;
 use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
-use crate::process::{Process, command, free_address};
+use crate::certificates::Certificates;
+use crate::process::{Process, Signal, command, free_address};
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
 
@@ -22,32 +26,51 @@ const FAILOVER_MS: u32 = 5000;
 /// What a sentinel does every second or ten is done more often, so that a test need not wait for it.
 const PERIODS: [[&str; 2]; 3] = [["INFO-PERIOD", "500"], ["PING-PERIOD", "200"], ["PUBLISH-PERIOD", "300"]];
 
+/// What sentinels and servers ask of those who connect.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access<'a> {
+    /// The sentinels' own password.
+    pub sentinel_password: Option<&'a str>,
+    /// The servers speak TLS alone, and the sentinels too but to the test.
+    pub tls: Option<&'a Certificates>,
+}
+
 /// A sentinel on a free address, killed on drop.
 #[derive(Debug)]
 pub struct Sentinel {
     process: Process,
+    /// Where it listens without TLS.
+    plain: SocketAddr,
     address: SocketAddr,
     password: Option<String>,
     directory: TempDir,
 }
 
 impl Sentinel {
-    /// A sentinel that watches `primary`, with a password of its own if that is any; waits until it answers.
-    pub async fn start(primary: SocketAddr, password: Option<&str>) -> Self {
-        let address = free_address();
-        let directory = tempfile::Builder::new().prefix("cgs-").tempdir().expect("a temporary directory");
-        let (ip, port) = (address.ip(), address.port());
-        let mut lines = format!("bind {ip}\nport {port}\nlogfile sentinel.log\nsentinel announce-ip {ip}\n");
-        let (ip, port) = (primary.ip(), primary.port());
-        let _ = write!(lines, "sentinel monitor {SERVICE} {ip} {port} 2\n");
-        let _ = write!(lines, "sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}\n");
-        let _ = write!(lines, "sentinel failover-timeout {SERVICE} {FAILOVER_MS}\n");
-        if let Some(password) = password {
-            let _ = write!(lines, "requirepass {password}\nsentinel sentinel-pass {password}\n");
+    /// A sentinel that watches `primary`; waits until it answers.
+    pub async fn start(primary: SocketAddr, access: Access<'_>) -> Self {
+        let (plain, by_tls) = (free_address(), access.tls.map(|_| free_address()));
+        let address = by_tls.unwrap_or(plain);
+        let mut lines = vec![
+            format!("bind {}", plain.ip()),
+            format!("port {}", plain.port()),
+            "logfile sentinel.log".to_owned(),
+            format!("sentinel announce-ip {}", address.ip()),
+            format!("sentinel announce-port {}", address.port()),
+            format!("sentinel monitor {SERVICE} {} {} 2", primary.ip(), primary.port()),
+            format!("sentinel down-after-milliseconds {SERVICE} {DOWN_AFTER_MS}"),
+            format!("sentinel failover-timeout {SERVICE} {FAILOVER_MS}"),
+        ];
+        let settings = access.tls.map(|certificates| certificates.redis_settings(address));
+        lines.extend(settings.into_iter().flatten().map(|(name, value)| format!("{name} {value}")));
+        if let Some(password) = access.sentinel_password {
+            lines.push(format!("requirepass {password}\nsentinel sentinel-pass {password}"));
         }
-        std::fs::write(directory.path().join("sentinel.conf"), lines).expect("its configuration");
+        let directory = tempfile::Builder::new().prefix("cgs-").tempdir().expect("a temporary directory");
+        std::fs::write(directory.path().join("sentinel.conf"), lines.join("\n")).expect("its configuration");
         let process = launch(directory.path());
-        let sentinel = Self { process, address, password: password.map(str::to_owned), directory };
+        let password = access.sentinel_password.map(str::to_owned);
+        let sentinel = Self { process, plain, address, password, directory };
         let view = sentinel.view().await;
         for [period, ms] in PERIODS {
             view.query::<()>(&["SENTINEL", "DEBUG", period, ms]).await;
@@ -55,28 +78,29 @@ impl Sentinel {
         sentinel
     }
 
-    /// Where it listens.
+    /// Where it listens for core.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its process.
-    pub fn process(&mut self) -> &mut Process {
-        &mut self.process
-    }
-
-    /// `kill -9`, then the same sentinel again, with what it had written down.
-    pub async fn kill_and_restart(&mut self) {
-        self.process.kill();
-        self.process = launch(self.directory.path());
-        self.view().await;
+    /// Sends its process `signal`.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
     }
 
     /// A connection to it, once it answers.
     pub async fn view(&self) -> RedisView {
         let password = self.password.as_ref().map(|password| format!(":{password}@")).unwrap_or_default();
-        let url = format!("redis://{password}{}", self.address);
-        eventually(SOON, || async { RedisView::connect(&url).await }).await
+        let url = format!("redis://{password}{}", self.plain);
+        eventually(SOON, || async {
+            RedisView::connect(&url).await.map_err(|error| format!("{error}\n{}", self.log()))
+        })
+        .await
+    }
+
+    /// All that it has written to its log.
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("sentinel.log")).unwrap_or_default()
     }
 
     /// What it says of the primary that it watches.
@@ -92,6 +116,73 @@ fn launch(directory: &Path) -> Process {
     Process::start(command)
 }
 
+/// Speaks as a sentinel that has missed failovers, and takes itself for the one that knows best; gone when dropped.
+#[derive(Debug)]
+pub struct StaleSentinel {
+    address: SocketAddr,
+    names: watch::Sender<SocketAddr>,
+    accepting: JoinHandle<()>,
+}
+
+impl StaleSentinel {
+    /// One that names the server at `primary`.
+    pub async fn start(primary: SocketAddr) -> Self {
+        let address = free_address();
+        let listener = TcpListener::bind(address).await.expect("a free address");
+        let names = watch::Sender::new(primary);
+        let told = names.subscribe();
+        let accepting = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(answer(client, told.clone()));
+            }
+        });
+        Self { address, names, accepting }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// From now on it names the server at `primary`.
+    pub fn names(&self, primary: SocketAddr) {
+        self.names.send_replace(primary);
+    }
+}
+
+impl Drop for StaleSentinel {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Answers the question for the primary; agrees to all else.
+async fn answer(client: TcpStream, named: watch::Receiver<SocketAddr>) {
+    let (read, mut write) = client.into_split();
+    let mut lines = BufReader::new(read).lines();
+    while let Ok(Some(head)) = lines.next_line().await {
+        let words: usize = head.trim_start_matches('*').parse().expect("an array");
+        let mut command = Vec::new();
+        for _ in 0..words {
+            // Its length, which is not needed: no word has a line's end in it.
+            let _ = lines.next_line().await;
+            command.extend(lines.next_line().await.ok().flatten());
+        }
+        let reply = if command.first().is_some_and(|word| word == "SENTINEL") {
+            let primary = *named.borrow();
+            let (ip, port) = (primary.ip().to_string(), primary.port().to_string());
+            let words = ["name", SERVICE, "ip", &ip, "port", &port, "config-epoch", "1000000"];
+            let words = words.map(|word| format!("${}\r\n{word}\r\n", word.len()));
+            format!("*{}\r\n{}", words.len(), words.concat())
+        } else {
+            "+OK\r\n".to_owned()
+        };
+        if write.write_all(reply.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
 /// A primary, two replicas, and three sentinels.
 #[derive(Debug)]
 pub struct SentinelSet {
@@ -100,23 +191,25 @@ pub struct SentinelSet {
     /// The sentinels.
     pub sentinels: Vec<Sentinel>,
     addresses: Vec<SocketAddr>,
+    scheme: &'static str,
 }
 
 impl SentinelSet {
-    /// Without passwords.
+    /// Open to all who connect.
     pub async fn start() -> Self {
-        Self::start_with(None).await
+        Self::start_with(Access::default()).await
     }
 
-    /// With a password of the sentinels' own, if that is any. Waits until all know one another.
-    pub async fn start_with(password: Option<&str>) -> Self {
+    /// Waits until all know one another.
+    pub async fn start_with(access: Access<'_>) -> Self {
         let addresses: Vec<_> = (0..3).map(|_| free_address()).collect();
         let mut servers = Vec::new();
         for (at, address) in addresses.iter().enumerate() {
-            servers.push(server(*address, (at > 0).then_some(addresses[0])).await);
+            servers.push(server(*address, (at > 0).then_some(addresses[0]), access).await);
         }
-        let sentinels = join_all((0..3).map(|_| Sentinel::start(addresses[0], password))).await;
-        let set = Self { servers, sentinels, addresses };
+        let sentinels = join_all((0..3).map(|_| Sentinel::start(addresses[0], access))).await;
+        let scheme = if access.tls.is_some() { "rediss+sentinel" } else { "redis+sentinel" };
+        let set = Self { servers, sentinels, addresses, scheme };
         set.settled().await;
         set
     }
@@ -126,20 +219,16 @@ impl SentinelSet {
         self.url_with("", SERVICE)
     }
 
-    /// The same with a user before the sentinels (`user:password@`), for another service.
+    /// The same with a user of the servers (`user:password@`), for any service.
     pub fn url_with(&self, user: &str, service: &str) -> String {
         let sentinels: Vec<_> =
             self.sentinels.iter().map(|sentinel| sentinel.address().to_string()).collect();
-        format!("redis+sentinel://{user}{}/{service}", sentinels.join(","))
+        format!("{}://{user}{}/{service}", self.scheme, sentinels.join(","))
     }
 
-    /// The place among the servers of the primary that a sentinel names.
-    pub async fn named_by(&self, sentinel: usize) -> usize {
-        let told = self.sentinels[sentinel].told().await;
-        let is = |address: &SocketAddr| {
-            told["ip"] == address.ip().to_string() && told["port"] == address.port().to_string()
-        };
-        self.addresses.iter().position(is).expect("one of the servers")
+    /// Where the server at this place listens.
+    pub fn address(&self, server: usize) -> SocketAddr {
+        self.addresses[server]
     }
 
     /// A connection to the server at this place, past core.
@@ -147,37 +236,48 @@ impl SentinelSet {
         self.servers[server].view().await
     }
 
+    /// The place of the primary that a sentinel names.
+    pub async fn named_by(&self, sentinel: &Sentinel) -> usize {
+        let told = sentinel.told().await;
+        let is = |address: &SocketAddr| {
+            told["ip"] == address.ip().to_string() && told["port"] == address.port().to_string()
+        };
+        self.addresses.iter().position(is).expect("one of the servers")
+    }
+
     /// Asks for a failover, as an operator does, and waits until another server is the primary that all name. Returns its
     /// place.
     pub async fn fail_over(&self) -> usize {
-        let before = self.named_by(0).await;
+        let before = self.named_by(&self.sentinels[0]).await;
         let sentinel = self.sentinels[0].view().await;
-        eventually(SOON, || async {
-            sentinel.try_query(&["SENTINEL", "FAILOVER", SERVICE]).await.map(|()| ())
-        })
-        .await;
+        eventually(SOON, || async { sentinel.try_query::<String>(&["SENTINEL", "FAILOVER", SERVICE]).await })
+            .await;
         self.promoted_after(before).await
     }
 
     /// Waits until all sentinels name another server than the one at `before`, and that is a primary. Returns its place.
     pub async fn promoted_after(&self, before: usize) -> usize {
         eventually(2 * SOON, || async {
-            let named = join_all((0..self.sentinels.len()).map(|sentinel| self.named_by(sentinel))).await;
+            let named = join_all(self.sentinels.iter().map(|sentinel| self.named_by(sentinel))).await;
             let now = named[0];
-            holds(now != before && named.iter().all(|named| *named == now), || format!("{named:?}"))?;
+            holds(now != before && named.iter().all(|named| *named == now), || {
+                format!("{named:?}\n{}", self.sentinels[0].log())
+            })?;
             let info: String = self.view(now).await.query(&["INFO", "replication"]).await;
             holds(info.contains("role:master"), || info.clone()).map(|()| now)
         })
         .await
     }
 
-    /// Waits until each sentinel knows the others and two replicas that follow.
+    /// Waits until each sentinel knows the others, and two replicas that follow.
     pub async fn settled(&self) {
         for sentinel in &self.sentinels {
             eventually(2 * SOON, || async {
                 let told = sentinel.told().await;
-                let counts = (told["num-slaves"].as_str(), told["num-other-sentinels"].as_str());
-                holds(counts == ("2", "2") && told["flags"] == "master", || format!("{told:?}"))?;
+                let known = (told["num-slaves"].as_str(), told["num-other-sentinels"].as_str());
+                holds(known == ("2", "2") && told["flags"] == "master", || {
+                    format!("{told:?}\n{}", sentinel.log())
+                })?;
                 let replicas: Vec<HashMap<String, String>> =
                     sentinel.view().await.query(&["SENTINEL", "REPLICAS", SERVICE]).await;
                 let follow = replicas
@@ -190,18 +290,21 @@ impl SentinelSet {
     }
 }
 
-/// A server that is reached by its address too, and announces it: a connection's own may differ on a loopback network.
-async fn server(address: SocketAddr, primary: Option<SocketAddr>) -> RedisServer {
+/// A server at `address`, which it announces: on the loopback network its connections may come from another one.
+async fn server(address: SocketAddr, primary: Option<SocketAddr>, access: Access<'_>) -> RedisServer {
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
-    let follows = primary.map(|primary| format!("{} {}", primary.ip(), primary.port()));
-    let mut settings = vec![
-        ("bind", ip.as_str()),
-        ("port", port.as_str()),
-        ("protected-mode", "no"),
-        ("replica-announce-ip", ip.as_str()),
+    let mut settings = match access.tls {
+        Some(certificates) => certificates.redis_settings(address),
+        None => vec![("bind", ip.clone()), ("port", port.clone())],
+    };
+    settings.extend([
+        ("protected-mode", "no".to_owned()),
+        ("replica-announce-ip", ip),
+        ("replica-announce-port", port),
         // A resync begins at once, not after five seconds.
-        ("repl-diskless-sync-delay", "0"),
-    ];
-    settings.extend(follows.as_deref().map(|follows| ("replicaof", follows)));
+        ("repl-diskless-sync-delay", "0".to_owned()),
+    ]);
+    settings.extend(primary.map(|primary| ("replicaof", format!("{} {}", primary.ip(), primary.port()))));
+    let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
     RedisServer::start_with(&settings, &[]).await
 }

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use support::process::{command, free_address};
-use support::sentinel::Sentinel;
+use support::certificates::Certificates;
+use support::process::{Signal, command, free_address};
+use support::sentinel::{Access, SERVICE, Sentinel, SentinelSet};
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually};
 
@@ -42,8 +43,12 @@ async fn is_refused(url: &str, check: &str, parts: &[&str]) {
 
 /// All that the doctor says, a finding a line.
 async fn doctor(url: &str, data: &Path) -> String {
+    doctor_with(&[("CLAIMGATE_REDIS_URL", url)], data).await
+}
+
+async fn doctor_with(environment: &[(&str, &str)], data: &Path) -> String {
     let mut command = command(&binary::claimgate());
-    command.args(["doctor", "--json"]).env("CLAIMGATE_DATA_DIR", data).env("CLAIMGATE_REDIS_URL", url);
+    command.args(["doctor", "--json"]).env("CLAIMGATE_DATA_DIR", data).envs(environment.iter().copied());
     command.stdin(Stdio::null());
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -69,7 +74,7 @@ async fn a_node_of_a_cluster_is_refused_at_the_start() {
 #[tokio::test]
 async fn a_sentinel_is_refused_at_the_start() {
     let (_primary, url) = server(&[]).await;
-    let sentinel = Sentinel::start(url.rsplit('@').next().unwrap().parse().unwrap(), None).await;
+    let sentinel = Sentinel::start(url.rsplit('@').next().unwrap().parse().unwrap(), Access::default()).await;
     let url = format!("redis://{}", sentinel.address());
     is_refused(&url, "redis.role", &["Sentinel", "redis+sentinel://"]).await;
 }
@@ -96,4 +101,114 @@ async fn a_server_that_becomes_a_replica_later_is_waited_for() {
     })
     .await;
     core.claim("demo", "alice", "k").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_service_that_no_sentinel_watches_is_refused_at_the_start() {
+    let set = SentinelSet::start().await;
+    let user = format!("core:{PASSWORD}@");
+    is_refused(&set.url_with(&user, "elsewhere"), "redis.role", &["'elsewhere'", "SENTINEL MASTERS"]).await;
+    let servers = (0..3).map(|at| set.address(at).to_string()).collect::<Vec<_>>().join(",");
+    let url = format!("redis+sentinel://{servers}/{SERVICE}");
+    is_refused(&url, "redis.role", &["is a Sentinel", "26379"]).await;
+}
+
+/// What core's user may do on the servers: what it needs.
+async fn with_user(set: &SentinelSet) -> String {
+    for server in &set.servers {
+        let may = ["~cg:*", "+@all", "-@dangerous", "-@admin", "+info", "+config|get"];
+        let password = format!(">{PASSWORD}");
+        let user = [&["ACL", "SETUSER", "core", "on", &password][..], &may].concat();
+        server.view().await.query::<()>(&user).await;
+    }
+    set.url_with(&format!("core:{PASSWORD}@"), SERVICE)
+}
+
+/// A claim is decided before and after a failover, on the primary of each time.
+async fn claims_through_a_failover(set: &SentinelSet, core: &Core) {
+    core.create("demo", serde_json::json!({"total": 5})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    core.sql().until("demo", 1).await;
+    let clients: String = set.view(0).await.query(&["CLIENT", "LIST"]).await;
+    assert!(clients.contains("user=core"), "{clients}");
+    let promoted = set.fail_over().await;
+    eventually(SOON, || async {
+        let reply = core.claim("demo", "bob", "k").await;
+        holds(reply.status < 300, || reply.text())
+    })
+    .await;
+    core.claim("demo", "alice", "k").await.expect(200);
+    assert_eq!(set.view(promoted).await.counter("demo", "taken").await, 2);
+}
+
+/// Even such a log keeps the passwords.
+fn keeps(core: &Core, passwords: &[&str]) {
+    for password in passwords {
+        assert!(!core.log().contains(password), "the log has a password:\n{}", core.log());
+    }
+}
+
+const SENTINEL_PASSWORD: &str = "the-sentinels-own-password";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_and_servers_have_passwords_of_their_own() {
+    let access = Access { sentinel_password: Some(SENTINEL_PASSWORD), tls: None };
+    let set = SentinelSet::start_with(access).await;
+    let url = with_user(&set).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("password");
+    std::fs::write(&file, format!("{SENTINEL_PASSWORD}\n")).unwrap();
+    let options = CoreOptions::default().with("RUST_LOG", "debug").with("CLAIMGATE_REDIS_URL", url.as_str());
+    let options = options.with("CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE", file.to_str().unwrap());
+    let core = options.clone().start().await;
+    claims_through_a_failover(&set, &core).await;
+    keeps(&core, &[PASSWORD, SENTINEL_PASSWORD]);
+    let environment =
+        [("CLAIMGATE_REDIS_URL", url.as_str()), ("CLAIMGATE_REDIS_SENTINEL_PASSWORD", SENTINEL_PASSWORD)];
+    let found = doctor_with(&environment, &core.data_dir()).await;
+    for check in ["redis.sentinel", "redis.role", "redis.reachable", "redis.info", "belonging"] {
+        assert!(!found.contains(check), "{found}");
+    }
+
+    // With another one core waits, and says for what.
+    let wrong = options.with("CLAIMGATE_REDIS_SENTINEL_PASSWORD", "not-that-one");
+    let core = Core::launch(wrong);
+    eventually(SOON, || async {
+        let log = core.log();
+        let said =
+            log.contains("still waiting") && log.contains("wants another CLAIMGATE_REDIS_SENTINEL_PASSWORD");
+        holds(said, || log.clone())
+    })
+    .await;
+    keeps(&core, &[PASSWORD, SENTINEL_PASSWORD, "not-that-one"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_and_servers_behind_tls() {
+    let certificates = match Certificates::make() {
+        Ok(certificates) => certificates,
+        Err(why) => return println!("topologies: TLS SKIPPED: {why}"),
+    };
+    let set = SentinelSet::start_with(Access { sentinel_password: None, tls: Some(&certificates) }).await;
+    let url = with_user(&set).await;
+    let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url);
+    let core = options.with("SSL_CERT_FILE", certificates.file("trusted.pem")).start().await;
+    claims_through_a_failover(&set, &core).await;
+}
+
+/// Of three sentinels one is dead and one stands still: core starts with the third, and the doctor names the two.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_sentinel_that_answers_is_enough_to_start() {
+    let set = SentinelSet::start().await;
+    let url = set.url();
+    set.sentinels[0].signal(Signal::KILL);
+    set.sentinels[1].signal(Signal::STOP);
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.as_str()).start().await;
+    core.create("demo", serde_json::json!({"total": 5})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    let found = doctor(&url, &core.data_dir()).await;
+    let named = found.lines().filter(|line| line.contains("redis.sentinel") && line.contains("warning"));
+    assert_eq!(named.count(), 2, "{found}");
+    assert!(!found.contains("redis.reachable") && !found.contains("redis.role"), "{found}");
+    set.sentinels[1].signal(Signal::CONT);
 }

@@ -25,6 +25,7 @@ mod redis;
 mod registers;
 mod regressions;
 mod replies;
+mod sentinel;
 mod sql;
 mod storm;
 mod strace;

@@ -141,6 +141,14 @@ defect keys_dropped_unguarded lua/drop.lua \
 defect eviction_ignores_a_change core/src/store/sql/campaigns.rs \
     'AND token = $6 AND version = $7 RETURNING' 'AND token = $6 AND $7 >= 0 RETURNING' interleavings regressions
 
+# Sentinel: the primary is the one that it names and that says so itself.
+defect demoted_server_believed core/src/store/redis/primary.rs '        role(&info)?;' '        let _ = role(&info);' \
+    faults sentinel::a_stale
+defect switches_not_heard core/src/jobs/refresher.rs 'engine.sync.redis.follow_switches()' \
+    'std::future::pending::<()>()' faults sentinel::the_primary_is_cut_off
+defect relay_stays_behind core/src/jobs/outbox_relay.rs '&& reader.generation() == generation' \
+    '&& reader.generation() <= generation' faults sentinel::the_primary_is_cut_off
+
 # Redis and a database that do not belong together.
 defect another_registers_campaign_suspended lua/suspend.lua \
     "if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end" '' \

@@ -31,11 +31,11 @@ impl DropForeignArgs {
     pub async fn run(self) -> Result<(), CallError> {
         let config = Config::look(&self.serve)?;
         let setup = Setup::of(&config);
-        let redis_url = setup.redis_url().ok_or_else(|| {
+        let redis = setup.redis_address().ok_or_else(|| {
             CallError::Usage("core's own Redis is not running: start core on this data directory".to_owned())
         })?;
         say(&format_args!("waiting {} s for any core that serves it …", SERVED_WITHIN.as_secs()));
-        let done = export_and_drop((redis_url, &config.database_url), &self.campaign, &self.export).await;
+        let done = export_and_drop((redis, &config.database_url), &self.campaign, &self.export).await;
         let claims = done.map_err(|error| match error {
             ForeignError::Redis(_) | ForeignError::Sql(_) => CallError::Unavailable(error.to_string()),
             ForeignError::File(error) => CallError::Usage(format!("{}: {error}", self.export.display())),

@@ -23,7 +23,7 @@ fn without_a_flag_the_defaults_hold() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
     assert_eq!((config.outbox_max, config.batch_max), (OUTBOX_MAX_DEFAULT, BATCH_MAX));
     assert_eq!(config.archive_after, ARCHIVE_AFTER_DEFAULT);
-    assert!(config.redis_url.is_none() && config.database_url.starts_with("sqlite:"));
+    assert!(config.redis_address.is_none() && config.database_url.starts_with("sqlite:"));
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn a_wrong_value_is_named_with_its_variable_and_what_it_must_be() {
         (["--redis-maxmemory-mib", "-1"], "CLAIMGATE_REDIS_MAXMEMORY_MIB", "whole number"),
         (["--archive-after-s", "1.5"], "CLAIMGATE_ARCHIVE_AFTER_S", "whole number"),
         (["--redis-url", "http://redis"], "CLAIMGATE_REDIS_URL", "redis://"),
-        (["--redis-url", "redis-sentinel://a"], "CLAIMGATE_REDIS_URL", "not supported"),
+        (["--redis-url", "redis-sentinel://a"], "CLAIMGATE_REDIS_URL", "redis+sentinel://"),
         (["--database-url", "mysql://db"], "CLAIMGATE_DATABASE_URL", "postgres://"),
     ] {
         let flag = format!("{}={}", flags[0], flags[1]);

@@ -1,7 +1,7 @@
 //! Whether Redis and the database belong together.
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncCommands as _, AsyncIter, Client};
+use redis::{AsyncCommands as _, AsyncIter};
 use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use super::database;
@@ -23,12 +23,12 @@ pub(super) async fn examine(setup: &Setup) -> Vec<Finding> {
 }
 
 async fn compare(setup: &Setup) -> Result<Vec<Finding>, Failure> {
-    let Some(redis) = setup.redis_url() else { return Ok(Vec::new()) };
+    let Some(redis) = setup.redis_address() else { return Ok(Vec::new()) };
     let sql = match &setup.database {
         Database::Sqlite(file) => format!("sqlite://{}?mode=ro", file.display()),
         Database::Postgres(url) => url.clone(),
     };
-    let mut redis = Client::open(redis)?.get_multiplexed_async_connection().await?;
+    let mut redis = redis.connect(WAIT).await?.connection;
     let mut sql = database::connect(&sql).await?;
     let mut found = Vec::new();
     found.extend(served_by_another(&mut redis, &mut sql).await?);

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use redis::RedisError;
 use redis::aio::MultiplexedConnection;
-use redis::{Client, RedisError};
 
 use super::report::{Finding, Report};
 use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
-use crate::store::redis::primary::{NoPrimary, Primary};
+use crate::store::redis::address::Address;
+use crate::store::redis::primary::NoPrimary;
+use crate::store::redis::sentinel::Sentinels;
 
 /// The longest one answer is waited for.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -52,21 +54,25 @@ const SETTINGS: [(&str, &str, &str, &str); 5] = [
 ];
 
 pub(super) async fn examine(redis: &Redis, report: &mut Report) {
-    let url = match redis {
-        Redis::Own { url, .. } => url.as_deref(),
-        Redis::Given { url } => Some(url.as_str()),
+    let (address, given) = match redis {
+        Redis::Own { address, .. } => (address.as_ref(), false),
+        Redis::Given { address } => (Some(address), true),
     };
-    let asked = match url {
-        Some(url) => tokio::time::timeout(WAIT, ask(url, matches!(redis, Redis::Given { .. }))).await,
+    if let Some(Address::Sentinel(sentinels)) = address {
+        report.findings.extend(silent_sentinels(sentinels).await);
+    }
+    let asked = match address {
+        Some(address) => tokio::time::timeout(WAIT, ask(address, given)).await,
         None => Ok(Ok(Vec::new())),
     };
     let why = match asked {
         Ok(Ok(findings)) => return report.findings.extend(findings),
-        Ok(Err(NoPrimary::Unreachable(error))) => error.to_string(),
-        Ok(Err(wrong)) => {
-            let remedy = wrong.remedy().unwrap_or_default();
-            return report.findings.push(Finding::breaks("redis.role", wrong.to_string(), remedy));
-        }
+        Ok(Err(error)) => match error.remedy() {
+            Some(remedy) => {
+                return report.findings.push(Finding::breaks("redis.role", error.to_string(), remedy));
+            }
+            None => error.to_string(),
+        },
         Err(_) => format!("no answer within {} s", WAIT.as_secs()),
     };
     match redis {
@@ -84,8 +90,15 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
     }
 }
 
-async fn ask(url: &str, given: bool) -> Result<Vec<Finding>, NoPrimary> {
-    let mut connection = Primary::connect(&Client::open(url)?, RESPONSE_TIMEOUT).await?.connection;
+/// The sentinels that would be no help in a failover.
+async fn silent_sentinels(sentinels: &Sentinels) -> Vec<Finding> {
+    let silent = sentinels.examine().await.into_iter();
+    let finding = |why| Finding::warning("redis.sentinel", why, "start it, or correct CLAIMGATE_REDIS_URL");
+    silent.map(finding).collect()
+}
+
+async fn ask(address: &Address, given: bool) -> Result<Vec<Finding>, NoPrimary> {
+    let mut connection = address.connect(RESPONSE_TIMEOUT).await?.connection;
     let mut found = settings(&mut connection).await?;
     found.extend(time(&mut connection).await?);
     let replication = info(&mut connection, "replication").await?;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::Config;
+use crate::store::redis::address::Address;
 use crate::store::redis::managed;
 
 /// The longest that Redis, or the database, is waited for in all.
@@ -13,9 +14,9 @@ pub(super) const WAIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) enum Redis {
     /// Core's own: where it listens while core runs, and its memory limit in bytes.
-    Own { url: Option<String>, maxmemory_bytes: u64 },
+    Own { address: Option<Address>, maxmemory_bytes: u64 },
     /// That of `CLAIMGATE_REDIS_URL`.
-    Given { url: String },
+    Given { address: Address },
 }
 
 /// The database of the set-up.
@@ -36,10 +37,11 @@ pub struct Setup {
 impl Setup {
     /// The set-up that `serve` has, or would have.
     pub fn of(config: &Config) -> Self {
-        let redis = match &config.redis_url {
-            Some(url) => Redis::Given { url: url.clone() },
+        let redis = match &config.redis_address {
+            Some(address) => Redis::Given { address: address.clone() },
             None => Redis::Own {
-                url: managed::url(&config.data_dir, &config.redis_password),
+                address: managed::url(&config.data_dir, &config.redis_password)
+                    .and_then(|url| Address::parse(&url, None).ok()),
                 maxmemory_bytes: config.redis_maxmemory_bytes,
             },
         };
@@ -52,10 +54,10 @@ impl Setup {
     }
 
     /// Where Redis listens; `None` when it is core's own and not running.
-    pub fn redis_url(&self) -> Option<&str> {
+    pub fn redis_address(&self) -> Option<&Address> {
         match &self.redis {
-            Redis::Own { url, .. } => url.as_deref(),
-            Redis::Given { url } => Some(url),
+            Redis::Own { address, .. } => address.as_ref(),
+            Redis::Given { address } => Some(address),
         }
     }
 }

@@ -12,6 +12,7 @@ use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
 use crate::config::{ARCHIVE_AFTER_DEFAULT, BATCH_MAX, OUTBOX_MAX_DEFAULT};
 use crate::store::redis::RedisStore;
+use crate::store::redis::address::Address;
 use crate::store::sql::SqlStore;
 
 /// Decides claims and keeps campaigns, on one Redis and one database.
@@ -90,9 +91,9 @@ impl Builder {
         Ok(self.on(Client::open(redis_url)?))
     }
 
-    /// The engine on the Redis behind `client`. Connects with the first call, not here.
-    pub fn on(self, client: Client) -> Engine {
-        let redis = Arc::new(RedisStore::new(client, self.outbox_max));
+    /// The engine on the Redis at `address`. Connects with the first call, not here.
+    pub fn on(self, address: impl Into<Address>) -> Engine {
+        let redis = Arc::new(RedisStore::new(address, self.outbox_max));
         let sync = Arc::new(CampaignSync { redis, sql: self.sql });
         let recovery = Arc::new(Recovery::new(Arc::clone(&sync), self.archive_after));
         Engine {

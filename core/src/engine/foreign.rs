@@ -12,11 +12,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use claimgate_shared::{CampaignId, ClaimId, UserId};
-use redis::Client;
 use tokio::time::{Instant, sleep};
 
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::utc_offsets::day_text;
+use crate::store::redis::address::Address;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::loader::LoadError;
 use crate::store::redis::{ClaimScan, KeysOwner, RedisStore, RedisStoreError};
@@ -60,21 +60,20 @@ impl From<std::io::Error> for ForeignError {
     }
 }
 
-/// Writes all claims of the campaign `id` to the new file `file` as CSV, then removes its keys from the Redis at
-/// `redis_url`. Returns the number of claims. Takes [`SERVED_WITHIN`], since a core that serves the campaign must have
+/// Writes all claims of the campaign `id` to the new file `file` as CSV, then removes its keys from
+/// `redis`. Returns the number of claims. Takes [`SERVED_WITHIN`], since a core that serves the campaign must have
 /// time to load it again. Dead letters stay.
 ///
 /// # Errors
 /// Nothing was removed: there are no such keys, the campaign belongs to `database_url`, a core serves it, its layout is
 /// unknown, `file` exists, or a store did not answer. The campaign may stay suspended until its own core loads it.
 pub async fn export_and_drop(
-    (redis_url, database_url): (&str, &str),
+    (redis, database_url): (&Address, &str),
     id: &CampaignId,
     file: &Path,
 ) -> Result<usize, ForeignError> {
     let sql = SqlStore::as_it_is(database_url)?;
-    let client = Client::open(redis_url).map_err(RedisStoreError::from)?;
-    let redis = RedisStore::new(client, u64::MAX);
+    let redis = RedisStore::new(redis.clone(), u64::MAX);
     let keys = Keys::of(id);
     let owner = redis.owner(&keys).await?.ok_or_else(|| ForeignError::None(id.clone()))?;
     let here = sql.campaign(id).await?;

@@ -305,7 +305,8 @@ impl Recovery {
         let mut honest = true;
         while let Some((read, last)) = self.sync.redis.outbox_page(&handle.keys, &after).await? {
             for id in &read.malformed {
-                self.sync.redis.dead_letter(&handle.keys, id).await?;
+                let mut session = self.sync.redis.session().await?;
+                self.sync.redis.dead_letter(&mut session, &handle.keys, id).await?;
                 metrics::dead_letter();
             }
             if honest {

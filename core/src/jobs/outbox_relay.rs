@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Backoff;
 use super::group_commit::{CommitError, GroupCommit, Turn};
 use crate::clock;
+use crate::domain::counters::Generation;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
@@ -299,17 +300,20 @@ impl<'a> Relay<'a> {
             return Ok(false);
         }
         let mut reader = self.reader().await?;
-        while !caught_up && self.commit(handle, reader.read_pending(&handle.keys).await?).await? > 0 {}
-        while leftovers && self.commit(handle, reader.auto_claim(&handle.keys, self.idle).await?).await? > 0 {
-        }
-        while self.commit(handle, reader.read_new(&handle.keys).await?).await? >= ENTRIES_MAX {
+        let (keys, from) = (&handle.keys, reader.generation());
+        while !caught_up && self.commit(handle, from, reader.read_pending(keys).await?).await? > 0 {}
+        while leftovers && self.commit(handle, from, reader.auto_claim(keys, self.idle).await?).await? > 0 {}
+        while self.commit(handle, from, reader.read_new(keys).await?).await? >= ENTRIES_MAX {
             handle.begin_relay();
         }
         Ok(true)
     }
 
     async fn reader(&self) -> Result<OutboxReader, RedisStoreError> {
-        if let Some(reader) = &*self.reader.lock().unwrap_or_else(PoisonError::into_inner) {
+        let generation = self.parts.redis.session().await?.generation();
+        if let Some(reader) = &*self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+            && reader.generation() == generation
+        {
             return Ok(reader.clone());
         }
         let made = self.parts.redis.outbox_reader(&self.parts.consumer).await?;
@@ -321,10 +325,16 @@ impl<'a> Relay<'a> {
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Commits a batch to SQL, and only then takes it off the outbox; returns the number of its entries.
-    async fn commit(&self, handle: &CampaignHandle, batch: OutboxBatch) -> Result<usize, RelayError> {
+    /// Commits a batch that was read on a connection of the generation `from` to SQL, and only then takes it off the outbox
+    /// there; returns the number of its entries.
+    async fn commit(
+        &self,
+        handle: &CampaignHandle,
+        from: Generation,
+        batch: OutboxBatch,
+    ) -> Result<usize, RelayError> {
         for id in &batch.malformed {
-            self.dead_letter(handle, id).await?;
+            self.dead_letter(handle, from, id).await?;
         }
         let entries = batch.len();
         if !batch.entries.is_empty() {
@@ -336,7 +346,8 @@ impl<'a> Relay<'a> {
                 }
                 committed => committed?,
             };
-            let left = self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
+            let mut session = self.parts.redis.session_of(from).await?;
+            let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
             self.fullest.fetch_max(left, Ordering::Relaxed);
             if let Some(turn) = turn.filter(|_| self.rests) {
@@ -362,9 +373,15 @@ impl<'a> Relay<'a> {
     }
 
     /// Moves an entry that cannot be relayed out of the outbox.
-    async fn dead_letter(&self, handle: &CampaignHandle, id: &str) -> Result<(), RelayError> {
+    async fn dead_letter(
+        &self,
+        handle: &CampaignHandle,
+        from: Generation,
+        id: &str,
+    ) -> Result<(), RelayError> {
         let campaign = &handle.campaign().id;
-        if self.parts.redis.dead_letter(&handle.keys, id).await? {
+        let mut session = self.parts.redis.session_of(from).await?;
+        if self.parts.redis.dead_letter(&mut session, &handle.keys, id).await? {
             tracing::error!(entry = id, %campaign, "a malformed outbox entry became a dead letter");
             metrics::dead_letter();
         } else {

@@ -65,7 +65,8 @@ impl Refresher {
                 lost_rows::look_for(&engine, sql_returned),
                 follow(&mut self),
                 drop_idle_queues(&engine),
-                drop_evicted(&engine)
+                drop_evicted(&engine),
+                engine.sync.redis.follow_switches()
             );
         };
         tokio::select! {

@@ -1,17 +1,19 @@
 //! Connections to Redis: made when needed, dropped when they break, counted by generations.
 //!
 //! Each thread that decides claims has one of its own. Those that are proven to lead to the same run of the same server
-//! are of one generation, which ends for all of them when one breaks.
+//! are of one generation, which ends for all of them when one breaks, or when Sentinel names another server.
 
+use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, ErrorKind, RedisError, ServerErrorKind};
-use tokio::sync::Mutex;
+use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
+use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 
+use super::address::Address;
 use super::primary::{NoPrimary, Primary, Run, connect};
 use crate::domain::counters::Generation;
 
@@ -27,12 +29,18 @@ pub struct Session {
     pub(super) generation: Generation,
     /// The server's replication id, which changes when it is promoted.
     pub(super) replication_id: Arc<str>,
+    client: Arc<Client>,
 }
 
 impl Session {
     /// The connection's generation: behind a connection of another generation may be another server.
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// A separate connection to the same server, for calls that wait.
+    pub(super) async fn another(&self) -> Result<MultiplexedConnection, RedisError> {
+        connect(&self.client, RESPONSE_TIMEOUT).await
     }
 }
 
@@ -47,7 +55,7 @@ pub(super) struct Connection {
 /// What all connections share.
 #[derive(Debug)]
 struct Server {
-    client: Client,
+    address: Address,
     /// The current generation; 0 while there is none.
     current: AtomicU64,
     state: Mutex<State>,
@@ -59,6 +67,8 @@ struct State {
     generation: Generation,
     /// What the connections of the current generation lead to.
     target: Option<Target>,
+    /// Where that is.
+    at: Option<ConnectionAddr>,
     /// When the last attempt to connect failed, and its error.
     failed: Option<(Instant, NoPrimary)>,
 }
@@ -76,24 +86,40 @@ enum Target {
 impl Server {
     /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
     fn begin_or_join(&self, state: &mut State, primary: Primary) -> Session {
-        let Primary { connection, replication_id, run } = primary;
+        let Primary { connection, client, replication_id, run } = primary;
         let joins =
             matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
         if !joins {
             state.generation = state.generation.next();
+            state.at = Some(client.get_connection_info().addr().clone());
         }
-        let session = Session { connection, generation: state.generation, replication_id };
+        let session = Session { connection, generation: state.generation, replication_id, client };
         if !joins {
             state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
             self.current.store(state.generation.get(), Ordering::Release);
         }
         session
     }
+
+    /// Ends the current generation, if there is one.
+    fn end(&self, state: &mut State) {
+        self.current.store(0, Ordering::Release);
+        state.target = None;
+    }
+
+    /// Ends the current generation, unless it is of the server at `primary`.
+    async fn end_unless_at(&self, primary: &ConnectionAddr) {
+        let mut state = self.state.lock().await;
+        if state.target.is_some() && state.at.as_ref() != Some(primary) {
+            tracing::warn!(%primary, "Sentinel names another primary; connecting to it");
+            self.end(&mut state);
+        }
+    }
 }
 
 impl Connection {
-    pub(super) fn new(client: Client) -> Self {
-        let server = Server { client, current: AtomicU64::new(0), state: Mutex::default() };
+    pub(super) fn new(address: Address) -> Self {
+        let server = Server { address, current: AtomicU64::new(0), state: Mutex::default() };
         Self { server: Arc::new(server), session: RwLock::default() }
     }
 
@@ -119,7 +145,7 @@ impl Connection {
         {
             return Err(error.clone());
         }
-        match Primary::connect(&self.server.client, RESPONSE_TIMEOUT).await {
+        match self.server.address.connect(RESPONSE_TIMEOUT).await {
             Ok(primary) => {
                 state.failed = None;
                 Ok(self.keep(&self.server.begin_or_join(&mut state, primary)))
@@ -143,12 +169,17 @@ impl Connection {
         session.clone()
     }
 
-    /// A separate connection, for calls that wait.
-    pub(super) async fn connect(
-        &self,
-        response_timeout: Duration,
-    ) -> Result<MultiplexedConnection, RedisError> {
-        connect(&self.server.client, response_timeout).await
+    /// Ends the generation whenever Sentinel names another server than it leads to, also when that one is silent only or
+    /// answers still. Never returns.
+    pub(super) async fn follow_switches(&self) {
+        let Address::Sentinel(sentinels) = &self.server.address else { return pending().await };
+        let (heard, mut primaries) = mpsc::unbounded_channel();
+        let end = async {
+            while let Some(primary) = primaries.recv().await {
+                self.server.end_unless_at(&primary).await;
+            }
+        };
+        tokio::join!(sentinels.listen(&heard), end);
     }
 
     /// Ends `generation`, if `error` shows that a connection of it is broken or leads to a server that is no primary any
@@ -160,8 +191,7 @@ impl Connection {
         }
         let mut state = self.server.state.lock().await;
         if state.generation == generation {
-            self.server.current.store(0, Ordering::Release);
-            state.target = None;
+            self.server.end(&mut state);
         }
     }
 }

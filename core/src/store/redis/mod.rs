@@ -1,5 +1,6 @@
 //! The only way to Redis: scripts, and what their replies mean to the rest of core.
 
+pub mod address;
 pub mod calls;
 mod connection;
 pub mod keys;
@@ -10,14 +11,16 @@ pub mod outbox;
 pub mod primary;
 pub mod replies;
 pub mod scripts;
+pub mod sentinel;
 pub mod state;
 pub mod survey;
 
 use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
-use redis::{Client, ErrorKind, RedisError, Script, ScriptInvocation, Value};
+use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
+use self::address::Address;
 use self::calls::CampaignCall;
 use self::connection::Connection;
 pub use self::connection::Session;
@@ -43,7 +46,7 @@ pub enum RedisStoreError {
     /// Redis cannot be reached, or its answer was lost: the outcome is unknown.
     #[error("Redis is unavailable: {0}")]
     Unavailable(#[from] RedisError),
-    /// The server that is connected to is no primary: nothing was tried.
+    /// There is no primary to connect to: nothing was tried.
     #[error("{0}")]
     NoPrimary(NoPrimary),
     /// An answer that no script of this version gives.
@@ -150,9 +153,9 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// A store behind `client`; connects when first asked.
-    pub fn new(client: Client, outbox_max: u64) -> Self {
-        Self { connection: Connection::new(client), outbox_max }
+    /// A store at `address`; connects when first asked.
+    pub fn new(address: impl Into<Address>, outbox_max: u64) -> Self {
+        Self { connection: Connection::new(address.into()), outbox_max }
     }
 
     /// The same store over a connection of its own, for calls from one thread.
@@ -167,6 +170,24 @@ impl RedisStore {
     /// [`RedisStoreError::Unavailable`] when Redis cannot be reached, or an attempt has failed just before.
     pub async fn session(&self) -> Result<Session, RedisStoreError> {
         Ok(self.connection.session().await?)
+    }
+
+    /// The connection there is, if it is of `generation` still: for what is only right on the server that was asked before.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when there may be another server by now, and as [`Self::session`].
+    pub async fn session_of(&self, generation: Generation) -> Result<Session, RedisStoreError> {
+        let session = self.session().await?;
+        if session.generation == generation {
+            Ok(session)
+        } else {
+            Err(RedisError::from((ErrorKind::Io, "the connection was replaced meanwhile")).into())
+        }
+    }
+
+    /// Where Sentinel names the primary, leaves a server as soon as another one is named. Never returns.
+    pub async fn follow_switches(&self) {
+        self.connection.follow_switches().await;
     }
 
     /// Calls a script on a campaign.

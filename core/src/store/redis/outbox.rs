@@ -10,12 +10,11 @@ use redis::streams::{
 };
 use redis::{AsyncCommands as _, Value};
 
-use super::connection::RESPONSE_TIMEOUT;
 use super::keys::{Keys, RELAY_GROUP};
-use super::{RedisStore, RedisStoreError, call_on};
+use super::{RedisStore, RedisStoreError, Session, call_on};
 use super::{replies, scripts, state};
 use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
-use crate::domain::counters::Epoch;
+use crate::domain::counters::{Epoch, Generation};
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
 
@@ -122,11 +121,17 @@ fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Optio
 #[derive(Debug, Clone)]
 pub struct OutboxReader {
     connection: MultiplexedConnection,
+    generation: Generation,
     /// This core's name in the consumer group.
     consumer: String,
 }
 
 impl OutboxReader {
+    /// The generation of the connections to the same server: with the next one another server may be the primary.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
     /// Entries of a campaign's outbox that no core has read yet, [`ENTRIES_MAX`] at most. Does not wait for any. After an
     /// error some may have been read, and are pending.
     ///
@@ -191,36 +196,48 @@ pub struct OutboxState {
 }
 
 impl RedisStore {
-    /// Opens the relay's own connection, under this core's name.
+    /// Opens the relay's own connection to the current server, under this core's name.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis cannot be reached.
     pub async fn outbox_reader(&self, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
-        let connection = self.connection.connect(RESPONSE_TIMEOUT).await?;
-        Ok(OutboxReader { connection, consumer: consumer.to_owned() })
+        let session = self.session().await?;
+        let (connection, generation) = (session.another().await?, session.generation());
+        Ok(OutboxReader { connection, generation, consumer: consumer.to_owned() })
     }
 
-    /// Takes `entries` off the outbox, after SQL has committed them. Returns the number of events left there.
+    /// Takes `entries` off the outbox of the server that they were read from, after SQL has committed them: on another one
+    /// entries of the same ids may be others. Returns the number of events left there.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entries may be gone all the same.
-    pub async fn acknowledge(&self, keys: &Keys, entries: &[OutboxEntry]) -> Result<u64, RedisStoreError> {
+    pub async fn acknowledge(
+        &self,
+        session: &mut Session,
+        keys: &Keys,
+        entries: &[OutboxEntry],
+    ) -> Result<u64, RedisStoreError> {
         let mut call = call_on(&scripts::ACK, keys);
         for entry in entries {
             call.arg(&entry.id).arg(entry.events.len());
         }
-        Ok(replies::count(&self.run("redis:ack", &call).await?)?)
+        Ok(replies::count(&self.run_on(session, "redis:ack", &call).await?)?)
     }
 
-    /// Moves a malformed entry to the dead letters; `false` when it was gone: then it is only removed from the entries
+    /// Moves a malformed entry of the server that it was read from to the dead letters; `false` when it was gone: then it is only removed from the entries
     /// that were read and not acknowledged.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entry may have been moved all the same.
-    pub async fn dead_letter(&self, keys: &Keys, id: &str) -> Result<bool, RedisStoreError> {
+    pub async fn dead_letter(
+        &self,
+        session: &mut Session,
+        keys: &Keys,
+        id: &str,
+    ) -> Result<bool, RedisStoreError> {
         let mut call = scripts::DEAD_LETTER.prepare_invoke();
         call.key(&keys.outbox).key(&keys.dead_letters).arg(id);
-        Ok(replies::count(&self.run("redis:dead_letter", &call).await?)? == 1)
+        Ok(replies::count(&self.run_on(session, "redis:dead_letter", &call).await?)? == 1)
     }
 
     /// Makes the outbox's consumer group again, for one that has lost it. What is in the outbox was not taken off, so all

@@ -20,6 +20,15 @@ pub enum NoPrimary {
     /// The server is a node of a cluster.
     #[error("this Redis is a node of a cluster, which is not supported")]
     Cluster,
+    /// No Sentinel watches a service of this name.
+    #[error("Sentinel watches no service '{0}'")]
+    UnknownService(Arc<str>),
+    /// The servers that should be Sentinels are none.
+    #[error("no server of this address is a Sentinel")]
+    NotASentinel,
+    /// Sentinel names no server that is a primary and answers, for these reasons.
+    #[error("{0}")]
+    NotNamed(Arc<str>),
     /// The server does not answer.
     #[error(transparent)]
     Unreachable(#[from] RedisError),
@@ -40,7 +49,13 @@ impl NoPrimary {
                 "give the address of a primary that is in no cluster (redis://, rediss://, unix://), or of Sentinels \
                  (redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE)",
             ),
-            Self::Unreachable(_) => None,
+            Self::UnknownService(_) => Some(
+                "correct the name behind the last '/': `SENTINEL MASTERS`, asked of a Sentinel, lists those there are",
+            ),
+            Self::NotASentinel => {
+                Some("give the addresses of Sentinels, usually at port 26379, not of the servers")
+            }
+            Self::NotNamed(_) | Self::Unreachable(_) => None,
         }
     }
 }
@@ -50,6 +65,8 @@ impl NoPrimary {
 pub struct Primary {
     /// The connection.
     pub connection: MultiplexedConnection,
+    /// What further connections to the same server are made by.
+    pub(super) client: Arc<Client>,
     /// The server's replication id, which changes when it is promoted; empty when it does not tell.
     pub(super) replication_id: Arc<str>,
     /// Its run, where it tells.
@@ -69,8 +86,8 @@ impl Primary {
     ///
     /// # Errors
     /// When it does not answer, or says that it is no primary.
-    pub async fn connect(client: &Client, response_timeout: Duration) -> Result<Self, NoPrimary> {
-        let mut connection = connect(client, response_timeout).await?;
+    pub(super) async fn connect(client: Client, response_timeout: Duration) -> Result<Self, NoPrimary> {
+        let mut connection = connect(&client, response_timeout).await?;
         let info: Result<String, _> =
             redis::cmd("INFO").arg("server").arg("replication").query_async(&mut connection).await;
         let info = match info {
@@ -84,7 +101,7 @@ impl Primary {
             "" => None,
             run_id => Some(Run { run_id: run_id.to_owned(), replication_id: Arc::clone(&replication_id) }),
         };
-        Ok(Self { connection, replication_id, run })
+        Ok(Self { connection, client: Arc::new(client), replication_id, run })
     }
 }
 

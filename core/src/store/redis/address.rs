@@ -1,0 +1,168 @@
+//! Where Redis is: the forms of `CLAIMGATE_REDIS_URL`.
+
+use std::time::Duration;
+
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
+
+use super::primary::{NoPrimary, Primary};
+use super::sentinel::Sentinels;
+
+/// The port of a sentinel whose address has none.
+const SENTINEL_PORT: u16 = 26379;
+
+/// Where Redis is. What it prints of itself has no password.
+#[derive(Debug, Clone)]
+pub enum Address {
+    /// One server, which must be a primary.
+    Server(Client),
+    /// The primary that Sentinel names.
+    Sentinel(Sentinels),
+}
+
+impl From<Client> for Address {
+    fn from(client: Client) -> Self {
+        Self::Server(client)
+    }
+}
+
+impl Address {
+    /// The address that `url` gives; `sentinel_password` opens the sentinels themselves.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words that show no part of it: a password may be anywhere in a malformed URL.
+    pub fn parse(url: &str, sentinel_password: Option<&str>) -> Result<Self, String> {
+        match url.split_once("://") {
+            Some(("redis+sentinel", rest)) => sentinels("redis", rest, sentinel_password).map(Self::Sentinel),
+            Some(("rediss+sentinel", rest)) => sentinels("rediss", rest, sentinel_password).map(Self::Sentinel),
+            _ => Client::open(url).map(Self::Server).map_err(|_| {
+                "must be redis://, rediss:// or unix:// for one primary, or \
+                 redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE or rediss+sentinel:// for the one that Sentinel names, \
+                 with user and password where needed"
+                    .to_owned()
+            }),
+        }
+    }
+
+    /// Connects to the primary, whose replies are waited for for `response_timeout` at most.
+    ///
+    /// # Errors
+    /// When there is none that answers.
+    pub async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
+        match self {
+            Self::Server(client) => Primary::connect(client.clone(), response_timeout).await,
+            Self::Sentinel(sentinels) => sentinels.connect(response_timeout).await,
+        }
+    }
+}
+
+/// The sentinels of `[user:password@]HOST[:PORT][,…]/SERVICE[?db=N]`, spoken to by `scheme`, as their servers are.
+fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentinels, String> {
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, service) = rest.split_once('/').unwrap_or((rest, ""));
+    let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+    let is_name = |char: char| char.is_ascii_alphanumeric() || ".-_".contains(char);
+    if service.is_empty() || !service.chars().all(is_name) {
+        return Err("must end with the name of the service that Sentinel watches (letters, digits, '.', '-' and '_'), as \
+                    in redis+sentinel://HOST:PORT/SERVICE"
+            .to_owned());
+    }
+    let db = match query.split_once('=') {
+        None if query.is_empty() => "0",
+        Some(("db", number)) if number.parse::<u16>().is_ok() => number,
+        _ => return Err("may have nothing behind the service but ?db=NUMBER".to_owned()),
+    };
+    let mut found = hosts.split(',').enumerate().map(|(at, host)| {
+        sentinel(scheme, host).ok_or_else(|| format!("sentinel {} must be HOST or HOST:PORT", at + 1))
+    });
+    let addresses = found.by_ref().collect::<Result<Vec<_>, _>>()?;
+    let at = if user.is_empty() { String::new() } else { format!("{user}@") };
+    // The host is replaced by the one that Sentinel names.
+    let server = format!("{scheme}://{at}sentinel/{db}").into_connection_info();
+    let server = server.map_err(|_| "has a user or password that is not percent-encoded".to_owned())?;
+    let own = password.map_or_else(RedisConnectionInfo::default, |password| {
+        RedisConnectionInfo::default().set_password(password)
+    });
+    let client = |address: ConnectionAddr| {
+        let info = address.into_connection_info()?.set_redis_settings(own.clone());
+        Client::open(info)
+    };
+    let clients = addresses.into_iter().map(client).collect::<Result<Vec<_>, _>>();
+    let clients = clients.map_err(|_| "has a sentinel that cannot be connected to".to_owned())?;
+    Ok(Sentinels { clients, service: service.to_owned(), server })
+}
+
+/// The address of one sentinel; `None` when it is none.
+fn sentinel(scheme: &str, host: &str) -> Option<ConnectionAddr> {
+    if host.is_empty() || host.contains(['@', '/', '#']) {
+        return None;
+    }
+    // Behind the brackets of an IPv6 address.
+    let has_port = host.rsplit(']').next()?.contains(':');
+    let port = if has_port { String::new() } else { format!(":{SENTINEL_PORT}") };
+    let info: ConnectionInfo = format!("{scheme}://{host}{port}").into_connection_info().ok()?;
+    Some(info.addr().clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentinels_of(url: &str) -> Sentinels {
+        match Address::parse(url, Some("their own")) {
+            Ok(Address::Sentinel(sentinels)) => sentinels,
+            other => panic!("{url}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_plain_url_is_one_server() {
+        for url in ["redis://h", "redis://u:p@h:1/2", "rediss://h:1", "unix:///run/redis.sock"] {
+            assert!(matches!(Address::parse(url, None), Ok(Address::Server(_))), "{url}");
+        }
+    }
+
+    #[test]
+    fn sentinels_their_service_and_the_servers_user_are_told_apart() {
+        let read = sentinels_of("redis+sentinel://u%40:p%2Fw@a:1,b,[::1]:3,[::2]/my-main.1?db=7");
+        let addresses: Vec<_> =
+            read.clients.iter().map(|client| client.get_connection_info().addr().to_string()).collect();
+        assert_eq!(addresses, ["a:1", "b:26379", "::1:3", "::2:26379"]);
+        assert_eq!(read.service, "my-main.1");
+        let server = read.server.redis_settings();
+        assert_eq!((server.username(), server.password(), server.db()), (Some("u@"), Some("p/w"), 7));
+        for sentinel in &read.clients {
+            let own = sentinel.get_connection_info().redis_settings();
+            assert_eq!((own.username(), own.password(), own.db()), (None, Some("their own"), 0));
+        }
+        assert!(matches!(read.server.addr(), ConnectionAddr::Tcp(..)));
+        let read = sentinels_of("rediss+sentinel://:secret@a/main");
+        assert!(matches!(read.server.addr(), ConnectionAddr::TcpTls { insecure: false, .. }));
+        let sentinel = read.clients[0].get_connection_info().addr();
+        assert!(matches!(sentinel, ConnectionAddr::TcpTls { insecure: false, .. }));
+        assert!(!format!("{read:?}").contains("secret") && !format!("{read:?}").contains("their own"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_without_the_url() {
+        for (url, part) in [
+            ("redis+sentinel://", "name of the service"),
+            ("redis+sentinel://a:1", "name of the service"),
+            ("redis+sentinel://a:1/", "name of the service"),
+            ("redis+sentinel://a:1/ma in", "name of the service"),
+            ("redis+sentinel:///main", "sentinel 1"),
+            ("redis+sentinel://u:secret@/main", "sentinel 1"),
+            ("redis+sentinel://a:1,/main", "sentinel 2"),
+            ("redis+sentinel://a:1,b:x/main", "sentinel 2"),
+            ("redis+sentinel://a:1,b:65536/main", "sentinel 2"),
+            ("redis+sentinel://u:secret/@a:1/main", "name of the service"),
+            ("redis+sentinel://a/main?database=1", "?db=NUMBER"),
+            ("redis+sentinel://a/main?db=x", "?db=NUMBER"),
+            ("redis-sentinel://a/main", "redis+sentinel://"),
+            ("http://u:secret@a", "redis://"),
+            ("", "redis://"),
+        ] {
+            let problem = Address::parse(url, None).unwrap_err();
+            assert!(problem.contains(part) && !problem.contains("secret"), "{url}: {problem}");
+        }
+    }
+}

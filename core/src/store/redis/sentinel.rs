@@ -1,0 +1,274 @@
+//! Sentinel: which server is the primary, and when another one is.
+//!
+//! All sentinels are asked at once. One that does not answer is no failure while another does, and none is taken at its
+//! word: the server that it names must say itself that it is a primary.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::primary::{NoPrimary, Primary, connect};
+
+/// The longest that one sentinel is waited for.
+const ASK_MAX: Duration = Duration::from_millis(300);
+/// How long a primary is looked for while no server that is named is one: a failover may be under way.
+const FIND_MAX: Duration = Duration::from_millis(500);
+const FIND_PAUSE: Duration = Duration::from_millis(50);
+/// The channel on which a sentinel tells that it takes another server for the primary.
+const SWITCHED: &str = "+switch-master";
+/// A subscription that has been silent for this long is checked.
+const SILENCE_MAX: Duration = Duration::from_secs(3);
+/// How long after a broken subscription the next one begins.
+const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
+
+/// Sentinels, and the service that they watch.
+#[derive(Debug, Clone)]
+pub struct Sentinels {
+    /// One client per sentinel; at least one.
+    pub(super) clients: Vec<Client>,
+    /// The service's name.
+    pub(super) service: String,
+    /// How its servers are spoken to, at whatever address.
+    pub(super) server: ConnectionInfo,
+}
+
+/// What a sentinel says of the primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Named {
+    /// Raised by every failover: a sentinel with a lower one has missed some.
+    epoch: u64,
+    host: String,
+    port: u16,
+}
+
+/// Why a sentinel named no primary.
+#[derive(Debug, PartialEq)]
+enum Unnamed {
+    /// It watches no such service.
+    UnknownService,
+    /// It is another kind of server.
+    NotASentinel,
+    /// It gave no answer, or refused to.
+    Failed(RedisError),
+}
+
+impl From<RedisError> for Unnamed {
+    fn from(error: RedisError) -> Self {
+        match error.detail() {
+            Some(detail) if detail.starts_with("No such master") => Self::UnknownService,
+            Some(detail) if detail.starts_with("unknown command") => Self::NotASentinel,
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+impl Sentinels {
+    /// Connects to the primary, whose replies are waited for for `response_timeout` at most.
+    ///
+    /// # Errors
+    /// When for half a second no sentinel names a server that is a primary and answers; at once when all sentinels say that
+    /// they watch no such service.
+    pub(super) async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
+        let deadline = Instant::now() + FIND_MAX;
+        loop {
+            match self.try_connect(response_timeout).await {
+                Err(error) if error.remedy().is_none() && Instant::now() < deadline => {
+                    sleep(FIND_PAUSE).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Connects to the first of the named servers that is a primary.
+    async fn try_connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
+        let mut reasons = Vec::new();
+        for named in self.ask_all().await? {
+            match Primary::connect(self.client(&named)?, response_timeout).await {
+                Ok(primary) => return Ok(primary),
+                Err(error) => reasons.push(format!("Sentinel names {}:{}: {error}", named.host, named.port)),
+            }
+        }
+        Err(NoPrimary::NotNamed(reasons.join("; ").into()))
+    }
+
+    /// The primaries that are named, each once, the one of the latest failover first. Waits for no further sentinel once
+    /// most of them agree.
+    async fn ask_all(&self) -> Result<Vec<Named>, NoPrimary> {
+        let ask = |sentinel| async move { (sentinel, self.ask(sentinel).await) };
+        let mut asked: FuturesUnordered<_> = self.clients.iter().map(ask).collect();
+        let (mut named, mut unnamed) = (Vec::new(), Vec::new());
+        while let Some((sentinel, answer)) = asked.next().await {
+            match answer {
+                Ok(answer) => {
+                    let alike = 1 + named.iter().filter(|other| **other == answer).count();
+                    named.push(answer);
+                    if alike * 2 > self.clients.len() {
+                        break;
+                    }
+                }
+                Err(why) => unnamed.push((sentinel, why)),
+            }
+        }
+        if named.is_empty() { Err(self.no_primary(&unnamed)) } else { Ok(latest_first(named)) }
+    }
+
+    /// What one sentinel says.
+    async fn ask(&self, sentinel: &Client) -> Result<Named, Unnamed> {
+        let mut command = redis::cmd("SENTINEL");
+        command.arg("MASTER").arg(&self.service);
+        let asked = async {
+            let mut connection = connect(sentinel, ASK_MAX).await?;
+            command.query_async::<HashMap<String, String>>(&mut connection).await
+        };
+        let fields = within(asked).await?;
+        let number = |name: &str| fields.get(name).and_then(|number| number.parse::<u64>().ok());
+        let host = fields.get("ip").filter(|host| !host.is_empty()).cloned();
+        let port = number("port").and_then(|port| u16::try_from(port).ok());
+        match host.zip(port) {
+            Some((host, port)) => Ok(Named { epoch: number("config-epoch").unwrap_or(0), host, port }),
+            None => Err(Unnamed::Failed(io::Error::from(io::ErrorKind::InvalidData).into())),
+        }
+    }
+
+    /// Why there is no primary when no sentinel named one.
+    fn no_primary(&self, unnamed: &[(&Client, Unnamed)]) -> NoPrimary {
+        if unnamed.iter().all(|(_, why)| *why == Unnamed::UnknownService) {
+            return NoPrimary::UnknownService(self.service.as_str().into());
+        }
+        if unnamed.iter().all(|(_, why)| *why == Unnamed::NotASentinel) {
+            return NoPrimary::NotASentinel;
+        }
+        let reasons: Vec<_> = unnamed.iter().map(|(sentinel, why)| self.reason(sentinel, why)).collect();
+        NoPrimary::NotNamed(reasons.join("; ").into())
+    }
+
+    /// Why one sentinel named no primary, in words.
+    fn reason(&self, sentinel: &Client, why: &Unnamed) -> String {
+        let address = address_of(sentinel);
+        match why {
+            Unnamed::UnknownService => format!("Sentinel {address} watches no service '{}'", self.service),
+            Unnamed::NotASentinel => format!("{address} is no Sentinel"),
+            Unnamed::Failed(error)
+                if error.code() == Some("NOAUTH") || error.kind() == ErrorKind::AuthenticationFailed =>
+            {
+                format!("Sentinel {address} wants another CLAIMGATE_REDIS_SENTINEL_PASSWORD: {error}")
+            }
+            Unnamed::Failed(error) => format!("Sentinel {address}: {error}"),
+        }
+    }
+
+    /// A client of the server that is named.
+    fn client(&self, named: &Named) -> Result<Client, RedisError> {
+        Client::open(self.server.clone().set_addr(self.address(named)))
+    }
+
+    fn address(&self, named: &Named) -> ConnectionAddr {
+        let (host, port) = (named.host.clone(), named.port);
+        match self.server.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                let tls_params = tls_params.clone();
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        }
+    }
+
+    /// Sends the primary's address to `heard` whenever a sentinel tells of a switch, and whenever one can be heard again. Never
+    /// returns.
+    pub(super) async fn listen(&self, heard: &UnboundedSender<ConnectionAddr>) {
+        join_all(self.clients.iter().map(|sentinel| self.listen_to(sentinel, heard))).await;
+    }
+
+    async fn listen_to(&self, sentinel: &Client, heard: &UnboundedSender<ConnectionAddr>) -> Infallible {
+        loop {
+            let Err(error) = self.subscribe(sentinel, heard).await;
+            tracing::debug!(%error, sentinel = %address_of(sentinel), "not subscribed; trying again");
+            sleep(SUBSCRIBE_PAUSE).await;
+        }
+    }
+
+    /// Listens to one sentinel until the connection breaks.
+    async fn subscribe(
+        &self,
+        sentinel: &Client,
+        heard: &UnboundedSender<ConnectionAddr>,
+    ) -> Result<Infallible, RedisError> {
+        let subscribed = async {
+            let mut subscription = sentinel.get_async_pubsub().await?;
+            subscription.subscribe(SWITCHED).await?;
+            Ok(subscription)
+        };
+        let (mut sink, mut messages) = within(subscribed).await?.split();
+        // There may have been a switch before.
+        self.tell(heard).await;
+        loop {
+            match timeout(SILENCE_MAX, messages.next()).await {
+                Ok(Some(_)) => self.tell(heard).await,
+                Ok(None) => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
+                Err(_) => drop(within(sink.ping::<Value>()).await?),
+            }
+        }
+    }
+
+    /// Sends the address of the primary of the latest failover, if any sentinel names one.
+    async fn tell(&self, heard: &UnboundedSender<ConnectionAddr>) {
+        if let Some(latest) = self.ask_all().await.ok().and_then(|named| named.into_iter().next()) {
+            // Without a receiver core is stopping.
+            let _ = heard.send(self.address(&latest));
+        }
+    }
+
+    /// Why sentinels do not name the primary, one line for each that does not.
+    pub(crate) async fn examine(&self) -> Vec<String> {
+        let ask = |sentinel| async move {
+            let why = self.ask(sentinel).await.err()?;
+            Some(self.reason(sentinel, &why))
+        };
+        join_all(self.clients.iter().map(ask)).await.into_iter().flatten().collect()
+    }
+}
+
+/// Each primary once, the one of the latest failover first.
+fn latest_first(mut named: Vec<Named>) -> Vec<Named> {
+    named.sort_by_key(|named| std::cmp::Reverse(named.epoch));
+    let mut first: Vec<Named> = Vec::new();
+    for named in named {
+        if !first.iter().any(|other| (&other.host, other.port) == (&named.host, named.port)) {
+            first.push(named);
+        }
+    }
+    first
+}
+
+fn address_of(client: &Client) -> &ConnectionAddr {
+    client.get_connection_info().addr()
+}
+
+/// The result of a call to a sentinel, if it comes in time.
+async fn within<T>(call: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {
+    timeout(ASK_MAX, call).await.map_err(io::Error::from)?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(epoch: u64, port: u16) -> Named {
+        Named { epoch, host: "10.0.0.1".to_owned(), port }
+    }
+
+    #[test]
+    fn the_primary_of_the_latest_failover_is_tried_first_and_each_once() {
+        let said = vec![named(3, 1), named(4, 2), named(3, 1), named(2, 2), named(1, 3)];
+        assert_eq!(latest_first(said), [named(4, 2), named(3, 1), named(1, 3)]);
+    }
+}

@@ -1,0 +1,272 @@
+//! Sentinel under load: whichever server it names, decisions go on there, and SQL stays within every limit. A claim that
+//! was acknowledged and had reached neither SQL nor the promoted replica is lost, as with every failover.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use support::checker::{Checker, Expect, Limits, Promise};
+use support::process::{Signal, signal_pid};
+use support::sentinel::{SERVICE, SentinelSet, StaleSentinel};
+use support::sql::Sql;
+use support::storm::{Seen, Wish};
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisView, SOON, eventually, heavy};
+
+use crate::tally::{Row, say};
+
+const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
+const USERS: usize = 300;
+const CALLERS: usize = 16;
+/// More than is asked for: a probe must not meet "sold out".
+const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
+const TIGHT: Limits = Limits { total: Some(200), per_user: Some(1), per_user_per_day: Some(1) };
+/// How long claims are made on each primary.
+const WHILE: Duration = Duration::from_millis(300);
+
+/// A core on a set of servers, and the judge.
+struct Watched {
+    set: SentinelSet,
+    core: Core,
+    sql: Sql,
+    checker: Checker,
+}
+
+impl Watched {
+    async fn start() -> Self {
+        let set = SentinelSet::start().await;
+        let url = set.url();
+        Self::on(set, url).await
+    }
+
+    /// With a core that comes as a user of its own.
+    async fn start_as(user: &str, password: &str) -> Self {
+        let set = SentinelSet::start().await;
+        for server in &set.servers {
+            let view = server.view().await;
+            let words = ["ACL", "SETUSER", user, "on", &format!(">{password}"), "~*", "&*", "+@all"];
+            view.query::<()>(&words).await;
+        }
+        let url = set.url_with(&format!("{user}:{password}@"), SERVICE);
+        Self::on(set, url).await
+    }
+
+    async fn on(set: SentinelSet, url: String) -> Self {
+        let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
+        let sql = Sql::in_directory(&core.data_dir());
+        let checker = Checker::create(&core, "demo", ROOMY).await;
+        Self { set, core, sql, checker }
+    }
+
+    /// Claims of many users by new keys, while `fault` lasts.
+    async fn under_load<T>(&self, keys: &str, fault: impl Future<Output = T>) -> T {
+        let over = AtomicBool::new(false);
+        let fault = async {
+            let done = fault.await;
+            over.store(true, Ordering::Relaxed);
+            done
+        };
+        let callers = (0..CALLERS).map(|caller| self.claim_until(keys, caller, &over));
+        tokio::join!(fault, futures_util::future::join_all(callers)).0
+    }
+
+    async fn claim_until(&self, keys: &str, caller: usize, over: &AtomicBool) {
+        let url = self.core.url("/internal/v1/claims");
+        for at in 0.. {
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+            let user = format!("u{}", (caller * 19 + at) % USERS);
+            let wish = Wish { user, key: format!("{keys}-{caller}-{at}"), units: 1 };
+            if self.checker.ask(self.core.client(), &url, &wish).await == Seen::Unknown {
+                // As the answer asks for, though sooner.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+
+    /// Waits until claims are decided, and are by the server at this place; returns how long that took.
+    async fn decides_on(&self, server: usize, key: &str) -> Duration {
+        let began = Instant::now();
+        let redis = self.set.view(server).await;
+        eventually(SOON, || async {
+            let before = decided(&redis).await;
+            let seen = self.checker.claim(&self.core, &format!("probe-{key}"), key).await;
+            let after = decided(&redis).await;
+            holds(seen != Seen::Unknown && after > before, || {
+                format!("{seen:?}; {before} calls, then {after}")
+            })
+        })
+        .await;
+        began.elapsed()
+    }
+
+    /// Once the first server was replaced, decisions go on at the promoted one. Returns its place.
+    async fn goes_on_elsewhere(&self, key: &str) -> usize {
+        let promoted = self.set.promoted_after(0).await;
+        let took = self.decides_on(promoted, key).await;
+        say(&format!("  {key}: decisions {took:.1?} after all sentinels name the new primary"));
+        tokio::time::sleep(WHILE).await;
+        promoted
+    }
+
+    /// Waits until SQL has all that this server's outbox had.
+    async fn relays_from(&self, server: usize) {
+        let redis = self.set.view(server).await;
+        eventually(SOON, || async {
+            let entries = redis.outbox_entries("demo").await;
+            holds(entries == 1, || format!("{entries} entries in the outbox"))
+        })
+        .await;
+    }
+
+    async fn judge(&self, row: Row, primary: usize) {
+        let redis = self.set.view(primary).await;
+        let verdict = self.checker.judge(&[&self.core], &self.sql, &redis, PERSISTED).await;
+        say(&format!(
+            "  of {} claims acknowledged {} lost, {} revoked",
+            verdict.acknowledged, verdict.lost, verdict.revoked
+        ));
+        row.survived(self.checker.asked(), verdict);
+    }
+}
+
+/// How many scripts a server has been sent.
+async fn decided(redis: &RedisView) -> u64 {
+    redis.calls(&["evalsha"]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn manual_failovers_under_load() {
+    let row = Row::begin("Sentinel: failovers by hand under load");
+    let _turn = heavy().await;
+    let watched = Watched::start().await;
+    let mut primary = 0;
+    for round in 1..=2 {
+        let keys = format!("k{round}");
+        primary = watched
+            .under_load(&keys, async {
+                tokio::time::sleep(WHILE).await;
+                row.fault();
+                let promoted = watched.set.fail_over().await;
+                let took = watched.decides_on(promoted, &keys).await;
+                say(&format!("  failover {round}: decisions {took:.1?} after all name the new primary"));
+                tokio::time::sleep(WHILE).await;
+                promoted
+            })
+            .await;
+        watched.set.settled().await;
+    }
+    watched.judge(row, primary).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_is_killed_under_load() {
+    let row = Row::begin("Sentinel: the primary killed under load, and back as a replica");
+    let _turn = heavy().await;
+    let mut watched = Watched::start().await;
+    let tight = Checker::create(&watched.core, "tight", TIGHT).await;
+    tight.win(&watched.core, 0..150).await;
+    let pid = watched.set.view(0).await.pid().await;
+    let promoted = watched
+        .under_load("killed", async {
+            tokio::time::sleep(WHILE).await;
+            row.kill();
+            signal_pid(pid, Signal::KILL);
+            watched.goes_on_elsewhere("killed").await
+        })
+        .await;
+    // It takes itself for the primary until Sentinel tells it otherwise.
+    watched.set.servers[0].kill_and_restart().await;
+    watched.under_load("back", watched.set.settled()).await;
+    for user in 150..300 {
+        tight.claim(&watched.core, &format!("u{user}"), "k").await;
+    }
+    let redis = watched.set.view(promoted).await;
+    tight.judge(&[&watched.core], &watched.sql, &redis, PERSISTED).await;
+    watched.judge(row, promoted).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_stands_still_under_load() {
+    let row = Row::begin("Sentinel: the primary stopped under load, and going on as a replica");
+    let _turn = heavy().await;
+    let watched = Watched::start().await;
+    let pid = watched.set.view(0).await.pid().await;
+    let promoted = watched
+        .under_load("stopped", async {
+            tokio::time::sleep(WHILE).await;
+            row.fault();
+            signal_pid(pid, Signal::STOP);
+            let promoted = watched.goes_on_elsewhere("stopped").await;
+            signal_pid(pid, Signal::CONT);
+            watched.set.settled().await;
+            promoted
+        })
+        .await;
+    watched.judge(row, promoted).await;
+}
+
+/// The primary is cut off from its replicas and the sentinels, but not from core, whose connections stay whole: nothing but
+/// Sentinel's word tells core that it has to go.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_is_cut_off_with_core() {
+    let row = Row::begin("Sentinel: the primary cut off from all but core");
+    let _turn = heavy().await;
+    let watched = Watched::start_as("core", "cores-own-password").await;
+    let old = watched.set.view(0).await;
+    let promoted = watched
+        .under_load("cut", async {
+            tokio::time::sleep(WHILE).await;
+            row.fault();
+            // Sentinels and replicas come as the default user.
+            old.query::<()>(&["ACL", "SETUSER", "default", "off"]).await;
+            old.query::<()>(&["CLIENT", "KILL", "USER", "default", "SKIPME", "yes"]).await;
+            watched.goes_on_elsewhere("cut").await
+        })
+        .await;
+    let info: String = old.query(&["INFO", "replication"]).await;
+    assert!(info.contains("role:master"), "it is a primary still, and core has left it: {info}");
+    assert!(watched.core.log().contains("Sentinel names another primary"), "{}", watched.core.log());
+    watched.relays_from(promoted).await;
+    old.query::<()>(&["ACL", "SETUSER", "default", "on"]).await;
+    watched.set.settled().await;
+    watched.judge(row, promoted).await;
+}
+
+/// A sentinel that has missed a failover names a server that was demoted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_sentinel_is_not_believed() {
+    let row = Row::begin("Sentinel: one that names a replica");
+    let _turn = heavy().await;
+    let set = SentinelSet::start().await;
+    let stale = StaleSentinel::start(set.address(1)).await;
+    let url = set.url().replace("://", &format!("://{},", stale.address()));
+    let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
+    let (sql, checker) = (Sql::in_directory(&core.data_dir()), Checker::create(&core, "demo", ROOMY).await);
+    let watched = Watched { set, core, sql, checker };
+    watched.checker.win(&watched.core, 0..10).await;
+    row.fault();
+    let promoted = watched.set.fail_over().await;
+    stale.names(watched.set.address(0));
+    watched.decides_on(promoted, "after").await;
+    // With that one alone, core waits for another to answer.
+    for sentinel in &watched.set.sentinels {
+        sentinel.signal(Signal::STOP);
+    }
+    row.fault();
+    let redis = watched.set.view(promoted).await;
+    redis.query::<()>(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    eventually(SOON, || async {
+        let ready = watched.core.get("/readyz").await;
+        holds(ready.status == 503, || ready.text())
+    })
+    .await;
+    assert_eq!(watched.checker.claim(&watched.core, "early", "k").await, Seen::Unknown);
+    for sentinel in &watched.set.sentinels {
+        sentinel.signal(Signal::CONT);
+    }
+    watched.set.settled().await;
+    let primary = watched.set.named_by(&watched.set.sentinels[0]).await;
+    watched.decides_on(primary, "again").await;
+    watched.judge(row, primary).await;
+}
