@@ -72,7 +72,8 @@ pub struct ServeArgs {
     admin_listen: String,
     /// A Redis of your own: redis://, rediss:// or unix:// for one primary,
     /// redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[?db=N] or rediss+sentinel:// for the one that
-    /// Sentinel names; without it core runs one itself
+    /// Sentinel names, redis+cluster://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…] or rediss+cluster:// for those of a cluster;
+    /// without it core runs one itself
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
     /// Memory limit of the managed Redis, in MiB [default: half of the machine's]

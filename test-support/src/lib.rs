@@ -18,6 +18,7 @@ pub mod certificates;
 pub mod checker;
 pub mod client;
 pub mod clock;
+pub mod cluster;
 pub mod core_client;
 pub mod core_process;
 pub mod edge;

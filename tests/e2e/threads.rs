@@ -9,6 +9,7 @@ use claimgate_core::domain::campaign_change::{CampaignPatch, NewCampaign};
 use claimgate_core::domain::counters::Generation;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::store::redis::slot::Slot;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
@@ -44,7 +45,8 @@ impl Threads {
     }
 
     async fn generations(&self) -> [Generation; 2] {
-        let generation = async |engine: &Engine| engine.sync.redis.session().await.unwrap().generation();
+        let slot = Slot::of("cg:{demo}");
+        let generation = async |engine: &Engine| engine.sync.redis.session(slot).await.unwrap().generation();
         [generation(&self.first).await, generation(&self.second).await]
     }
 }

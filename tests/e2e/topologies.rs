@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use support::certificates::Certificates;
+use support::cluster::ClusterSet;
 use support::process::{Signal, command, free_address};
 use support::sentinel::{Access, SERVICE, Sentinel, SentinelSet};
 use support::wait::holds;
@@ -68,7 +69,7 @@ async fn a_replica_is_refused_at_the_start() {
 async fn a_node_of_a_cluster_is_refused_at_the_start() {
     let bus = free_address().port().to_string();
     let (_node, url) = server(&[("cluster-enabled", "yes"), ("cluster-port", &bus)]).await;
-    is_refused(&url, "redis.role", &["cluster", "redis+sentinel://"]).await;
+    is_refused(&url, "redis.role", &["cluster", "redis+cluster://"]).await;
 }
 
 #[tokio::test]
@@ -211,4 +212,42 @@ async fn one_sentinel_that_answers_is_enough_to_start() {
     assert_eq!(named.count(), 2, "{found}");
     assert!(!found.contains("redis.reachable") && !found.contains("redis.role"), "{found}");
     set.sentinels[1].signal(Signal::CONT);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_known_from_any_of_its_nodes() {
+    let set = ClusterSet::start().await;
+    for node in &set.nodes {
+        let password = format!(">{PASSWORD}");
+        let user = ["ACL", "SETUSER", "core", "on", &password, "~cg:*", "+@all"];
+        let may = ["-@dangerous", "-@admin", "+info", "+config|get", "+cluster|slots", "+cluster|info"];
+        node.view().await.query::<()>(&[&user[..], &may].concat()).await;
+    }
+    // One address is dead, one that of a replica.
+    let url = format!("redis+cluster://core:{PASSWORD}@{},{}", free_address(), set.address(4));
+    let core = CoreOptions::default().with("RUST_LOG", "debug").with("CLAIMGATE_REDIS_URL", url.as_str());
+    let core = core.start().await;
+    for campaign in ["c0", "c1", "c2"] {
+        core.create(campaign, serde_json::json!({"total": 1})).await;
+        core.claim(campaign, "alice", "k").await.expect(201);
+        core.claim(campaign, "alice", "k").await.expect(200);
+        core.claim(campaign, "bob", "k").await.refused(409, "sold_out");
+        core.sql().until(campaign, 1).await;
+        let primary = set.view(set.primary_of(campaign, 0).await).await;
+        assert_eq!(primary.counter(campaign, "taken").await, 1);
+    }
+    keeps(&core, &[PASSWORD]);
+    let found = doctor(&url, &core.data_dir()).await;
+    let of_nodes = found.lines().filter(|line| line.contains("redis.maxmemory\""));
+    assert_eq!(of_nodes.count(), 3, "each primary has no bound on its memory: {found}");
+    for check in ["redis.role", "redis.reachable", "redis.info", "redis.cluster", "belonging"] {
+        assert!(!found.contains(check), "{found}");
+    }
+    set.view(1).await.query::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "yes"]).await;
+    let found = doctor(&url, &core.data_dir()).await;
+    let named =
+        |line: &&str| line.contains("redis.cluster_coverage") && line.contains(&set.address(1).to_string());
+    assert_eq!(found.lines().filter(named).count(), 1, "{found}");
+    let (_alone, url) = server(&[]).await;
+    is_refused(&url.replace("redis://", "redis+cluster://"), "redis.role", &["no node of a cluster"]).await;
 }

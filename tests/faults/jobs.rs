@@ -137,7 +137,7 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     wins(&fixture.core, "loading", "alice").await;
     relayed(&redis, "loading", SOON).await;
     row.fault();
-    let lease = "cg:lease:{load-loading}";
+    let lease = "cg:lease:{loading}";
     redis.query::<()>(&["HSET", lease, "owner", "another core", "depth", "1", "token", "7"]).await;
     redis.query::<()>(&["DEL", &key("loading", "users")]).await;
     sleep(Duration::from_millis(500)).await;

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
 mod backup;
+mod cluster;
 mod cores;
 mod delayed;
 mod evicted;
@@ -15,6 +16,7 @@ mod flow;
 mod jobs;
 mod keys;
 mod killed;
+mod load;
 mod lock;
 mod machine;
 mod migrations;

@@ -1,22 +1,20 @@
 //! Sentinel under load: whichever server it names, decisions go on there, and SQL stays within every limit. A claim that
 //! was acknowledged and had reached neither SQL nor the promoted replica is lost, as with every failover.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::process::{Signal, signal_pid};
 use support::sentinel::{SERVICE, SentinelSet, StaleSentinel};
 use support::sql::Sql;
-use support::storm::{Seen, Wish};
+use support::storm::Seen;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisView, SOON, eventually, heavy};
 
+use crate::load::under_load;
 use crate::tally::{Row, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
-const USERS: usize = 300;
-const CALLERS: usize = 16;
 /// More than is asked for: a probe must not meet "sold out".
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const TIGHT: Limits = Limits { total: Some(200), per_user: Some(1), per_user_per_day: Some(1) };
@@ -57,31 +55,9 @@ impl Watched {
         Self { set, core, sql, checker }
     }
 
-    /// Claims of many users by new keys, while `fault` lasts.
+    /// Claims go on while `fault` lasts.
     async fn under_load<T>(&self, keys: &str, fault: impl Future<Output = T>) -> T {
-        let over = AtomicBool::new(false);
-        let fault = async {
-            let done = fault.await;
-            over.store(true, Ordering::Relaxed);
-            done
-        };
-        let callers = (0..CALLERS).map(|caller| self.claim_until(keys, caller, &over));
-        tokio::join!(fault, futures_util::future::join_all(callers)).0
-    }
-
-    async fn claim_until(&self, keys: &str, caller: usize, over: &AtomicBool) {
-        let url = self.core.url("/internal/v1/claims");
-        for at in 0.. {
-            if over.load(Ordering::Relaxed) {
-                return;
-            }
-            let user = format!("u{}", (caller * 19 + at) % USERS);
-            let wish = Wish { user, key: format!("{keys}-{caller}-{at}"), units: 1 };
-            if self.checker.ask(self.core.client(), &url, &wish).await == Seen::Unknown {
-                // As the answer asks for, though sooner.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
+        under_load(&self.core, &[&self.checker], keys, fault).await
     }
 
     /// Waits until claims are decided, and are by the server at this place; returns how long that took.

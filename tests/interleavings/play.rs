@@ -150,7 +150,7 @@ impl<'w> Play<'w> {
     }
 
     async fn on_leases(&self, command: &str) -> bool {
-        let lease = format!("cg:lease:{{load-{}}}", self.id);
+        let lease = format!("cg:lease:{{{}}}", self.id);
         self.world.redis.query::<u64>(&[command, &lease]).await > 0
     }
 

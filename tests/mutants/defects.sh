@@ -142,12 +142,18 @@ defect eviction_ignores_a_change core/src/store/sql/campaigns.rs \
     'AND token = $6 AND version = $7 RETURNING' 'AND token = $6 AND $7 >= 0 RETURNING' interleavings regressions
 
 # Sentinel: the primary is the one that it names and that says so itself.
-defect demoted_server_believed core/src/store/redis/primary.rs '        role(&info)?;' '        let _ = role(&info);' \
+defect demoted_server_believed core/src/store/redis/primary.rs 'role(&info, mode)?;' 'let _ = role(&info, mode);' \
     faults sentinel::a_stale
 defect switches_not_heard core/src/jobs/refresher.rs 'engine.sync.redis.follow_switches()' \
     'std::future::pending::<()>()' faults sentinel::the_primary_is_cut_off
-defect relay_stays_behind core/src/jobs/outbox_relay.rs '&& reader.generation() == generation' \
-    '&& reader.generation() <= generation' faults sentinel::the_primary_is_cut_off
+defect relay_stays_behind core/src/jobs/outbox_relay.rs 'find(|reader| reader.generation() == generation)' \
+    'find(|reader| reader.generation() <= generation)' faults sentinel::the_primary_is_cut_off
+
+# Cluster: a node that refuses a call as not its own is believed.
+defect moved_slots_not_noticed core/src/store/redis/cluster.rs 'REDIRECTS.contains(&code)' 'code.is_empty()' \
+    faults cluster::a_slot
+defect keys_without_their_tag core/src/store/redis/slot.rs 'tag.filter(|tag| !tag.is_empty()).unwrap_or(key)' 'key' \
+    faults cluster::a_node_forgets
 
 # Redis and a database that do not belong together.
 defect another_registers_campaign_suspended lua/suspend.lua \

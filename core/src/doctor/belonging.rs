@@ -28,21 +28,28 @@ async fn compare(setup: &Setup) -> Result<Vec<Finding>, Failure> {
         Database::Sqlite(file) => format!("sqlite://{}?mode=ro", file.display()),
         Database::Postgres(url) => url.clone(),
     };
-    let mut redis = redis.connect(WAIT).await?.connection;
+    let servers = redis.primaries(WAIT).await?.into_iter();
+    let mut servers: Vec<_> =
+        servers.filter_map(|(_, server)| server.ok().map(|server| server.connection)).collect();
     let mut sql = database::connect(&sql).await?;
     let mut found = Vec::new();
-    found.extend(served_by_another(&mut redis, &mut sql).await?);
-    found.extend(of_another_register(&mut redis, &mut sql).await?);
+    found.extend(served_by_another(&mut servers, &mut sql).await?);
+    found.extend(of_another_register(&mut servers, &mut sql).await?);
     sql.close().await?;
     Ok(found)
 }
 
 /// The database was last served with a Redis that is not this one: a second core without a shared Redis, or a replaced one.
 async fn served_by_another(
-    redis: &mut MultiplexedConnection,
+    servers: &mut [MultiplexedConnection],
     sql: &mut AnyConnection,
 ) -> Result<Option<Finding>, Failure> {
-    let here: Option<String> = redis.get(keys::STORE).await?;
+    let mut here: Option<Option<String>> = None;
+    for redis in servers {
+        // Of a cluster one node has it.
+        here = here.or(redis.get(keys::STORE).await.ok());
+    }
+    let Some(here) = here else { return Ok(None) };
     let row = sqlx::query("SELECT store_id FROM serving").fetch_optional(sql).await?;
     let there: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
     Ok(there.filter(|there| here.as_ref() != Some(there)).map(|_| {
@@ -57,9 +64,29 @@ async fn served_by_another(
 
 /// Campaigns in Redis that the database does not know, or knows as others of the same name.
 async fn of_another_register(
-    redis: &mut MultiplexedConnection,
+    servers: &mut [MultiplexedConnection],
     sql: &mut AnyConnection,
 ) -> Result<Option<Finding>, Failure> {
+    let mut others = Vec::new();
+    for redis in servers {
+        others.extend(others_of(redis, sql).await?);
+    }
+    Ok((!others.is_empty()).then(|| {
+        let first = others.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+        Finding::warning(
+            "belonging.register",
+            format!("Redis holds {} campaigns of another register: {first}", others.len()),
+            "use another Redis, or other names: a campaign of such a name is refused (409 campaign_exists); \
+             `claimgate drop-foreign ID --export FILE` removes one that no core serves",
+        )
+    }))
+}
+
+/// Those of one server.
+async fn others_of(
+    redis: &mut MultiplexedConnection,
+    sql: &mut AnyConnection,
+) -> Result<Vec<String>, Failure> {
     let mut names = Vec::new();
     let mut scan: AsyncIter<'_, String> = redis.scan_match("cg:{*}:campaign").await?;
     while let Some(key) = scan.next_item().await {
@@ -81,13 +108,5 @@ async fn of_another_register(
             others.push(name);
         }
     }
-    Ok((!others.is_empty()).then(|| {
-        let first = others.iter().take(NAMES_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
-        Finding::warning(
-            "belonging.register",
-            format!("Redis holds {} campaigns of another register: {first}", others.len()),
-            "use another Redis, or other names: a campaign of such a name is refused (409 campaign_exists); \
-             `claimgate drop-foreign ID --export FILE` removes one that no core serves",
-        )
-    }))
+    Ok(others)
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 
-use super::report::{Finding, Report};
+use super::report::{Finding, Report, Severity};
 use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
 use crate::store::redis::address::Address;
-use crate::store::redis::primary::NoPrimary;
+use crate::store::redis::primary::{NoPrimary, Primary};
 use crate::store::redis::sentinel::Sentinels;
 
 /// The longest one answer is waited for.
@@ -50,6 +50,22 @@ const SETTINGS: [(&str, &str, &str, &str); 5] = [
         "maxmemory-policy",
         "noeviction",
         "Redis may drop counters and claims when memory runs out",
+    ),
+];
+
+/// Settings of a cluster's nodes without which less of it stays available than could.
+const CLUSTER_SETTINGS: [(&str, &str, &str, &str); 2] = [
+    (
+        "redis.cluster_coverage",
+        "cluster-require-full-coverage",
+        "no",
+        "while the slots of one node are not served, the claims of all campaigns get 503",
+    ),
+    (
+        "redis.cluster_migration",
+        "cluster-allow-replica-migration",
+        "no",
+        "a replica may leave its primary, which then has the only copy",
     ),
 ];
 
@@ -97,9 +113,39 @@ async fn silent_sentinels(sentinels: &Sentinels) -> Vec<Finding> {
     silent.map(finding).collect()
 }
 
+/// What is found of the one Redis there is, or of each primary of a cluster, with its name before.
 async fn ask(address: &Address, given: bool) -> Result<Vec<Finding>, NoPrimary> {
-    let mut connection = address.connect(RESPONSE_TIMEOUT).await?.connection;
-    let mut found = settings(&mut connection).await?;
+    let mut found = Vec::new();
+    for (name, primary) in address.primaries(RESPONSE_TIMEOUT).await? {
+        if name.is_empty() {
+            found.extend(look_at(primary?, given).await?);
+            continue;
+        }
+        let looked = match primary {
+            Ok(primary) => look_at_node(primary, given).await.map_err(NoPrimary::from),
+            Err(error) => Err(error),
+        };
+        let of_node = looked.unwrap_or_else(|error| {
+            vec![Finding::breaks(
+                "redis.reachable",
+                format!("this primary does not answer: {error}"),
+                "start it, or wait for its replica's promotion",
+            )]
+        });
+        found.extend(of_node.into_iter().map(|finding| finding.of(&name)));
+    }
+    Ok(found)
+}
+
+async fn look_at_node(mut primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
+    let mut found = settings(&mut primary.connection, &CLUSTER_SETTINGS, Severity::Warning).await?;
+    found.extend(look_at(primary, given).await?);
+    Ok(found)
+}
+
+async fn look_at(primary: Primary, given: bool) -> Result<Vec<Finding>, RedisError> {
+    let mut connection = primary.connection;
+    let mut found = settings(&mut connection, &SETTINGS, Severity::Breaks).await?;
     found.extend(time(&mut connection).await?);
     let replication = info(&mut connection, "replication").await?;
     if replication.is_none() {
@@ -120,9 +166,14 @@ async fn ask(address: &Address, given: bool) -> Result<Vec<Finding>, NoPrimary> 
     Ok(found)
 }
 
-async fn settings(connection: &mut MultiplexedConnection) -> Result<Vec<Finding>, RedisError> {
+/// The settings that are not as they must be.
+async fn settings(
+    connection: &mut MultiplexedConnection,
+    settings: &[(&'static str, &str, &str, &str)],
+    severity: Severity,
+) -> Result<Vec<Finding>, RedisError> {
     let mut found = Vec::new();
-    for (check, setting, wanted, otherwise) in SETTINGS {
+    for (check, setting, wanted, otherwise) in settings.iter().copied() {
         let asked = redis::cmd("CONFIG").arg("GET").arg(setting).query_async(connection).await;
         let value: Option<Vec<(String, String)>> = allowed(asked)?;
         let value =
@@ -131,11 +182,8 @@ async fn settings(connection: &mut MultiplexedConnection) -> Result<Vec<Finding>
             Some(value) if value == wanted => {}
             Some(value) => {
                 let problem = format!("Redis' {setting} is '{value}', not '{wanted}': {otherwise}");
-                found.push(Finding::breaks(
-                    check,
-                    problem,
-                    format!("CONFIG SET {setting} {wanted}, and in its file"),
-                ));
+                let remedy = format!("CONFIG SET {setting} {wanted}, and in its file");
+                found.push(Finding { severity, check, problem, remedy });
             }
             None => {
                 let problem = format!(

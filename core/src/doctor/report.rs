@@ -40,6 +40,11 @@ impl Finding {
         Self { severity: Severity::Warning, check, problem: problem.into(), remedy: remedy.into() }
     }
 
+    /// The same finding, of the server `name`.
+    pub(super) fn of(self, name: &str) -> Self {
+        Self { problem: format!("{name}: {}", self.problem), ..self }
+    }
+
     /// A value of the configuration with which `serve` would not start.
     pub fn of_configuration(error: &impl fmt::Display) -> Self {
         Self::breaks("configuration", error.to_string(), "correct it: core does not start with it")

@@ -29,7 +29,7 @@ impl Recovery {
     /// Evicts a campaign that is long over and relayed from Redis; from then on it is answered from SQL.
     pub(super) async fn evict_leased(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
         let id = handle.campaign().id.clone();
-        let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
+        let lease = match self.lease_holder()?.try_acquire(id.as_str(), LEASE).await {
             Ok(lease) => lease,
             Err(LeaseError::Taken) => return Ok(()),
             Err(LeaseError::Redis(error)) => return Err(error.into()),

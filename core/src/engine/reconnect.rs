@@ -57,7 +57,7 @@ impl CampaignSync {
         handle: &CampaignHandle,
         call: &C,
     ) -> Result<Ready<C::Reply>, SyncError> {
-        let mut session = self.redis.session().await?;
+        let mut session = self.redis.session(handle.keys.slot).await?;
         if handle.synced_generation() != session.generation() {
             self.synchronise(handle, &mut session).await?;
         }

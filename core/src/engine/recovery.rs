@@ -156,7 +156,7 @@ impl Recovery {
         anyway: bool,
     ) -> Result<Recovered, RecoveryError> {
         let id = handle.campaign().id.clone();
-        let lease = match self.lease_holder()?.try_acquire(&format!("load-{id}"), LEASE).await {
+        let lease = match self.lease_holder()?.try_acquire(id.as_str(), LEASE).await {
             Ok(lease) => lease,
             Err(LeaseError::Taken) => return Ok(Recovered::Elsewhere),
             Err(LeaseError::Redis(error)) => return Err(error.into()),
@@ -305,7 +305,7 @@ impl Recovery {
         let mut honest = true;
         while let Some((read, last)) = self.sync.redis.outbox_page(&handle.keys, &after).await? {
             for id in &read.malformed {
-                let mut session = self.sync.redis.session().await?;
+                let mut session = self.sync.redis.session(handle.keys.slot).await?;
                 self.sync.redis.dead_letter(&mut session, &handle.keys, id).await?;
                 metrics::dead_letter();
             }

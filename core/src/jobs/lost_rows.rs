@@ -37,8 +37,8 @@ pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>)
 async fn compare(engine: &Engine, handle: &CampaignHandle) -> Result<(), CompareError> {
     let campaign = handle.campaign();
     let id = &campaign.id;
-    let survey = engine.sync.redis.survey(&[handle.target(&campaign)]).await?;
-    let Some(look) = survey.looks.first().filter(|look| look.ready) else { return Ok(()) };
+    let looks = engine.sync.redis.survey(&[handle.target(&campaign)]).await?;
+    let Some(look) = looks.iter().flatten().find(|look| look.ready) else { return Ok(()) };
     // Asked after Redis, SQL can only have come further.
     let totals = engine.sync.sql.totals(id).await?;
     let lost = look.revisions.saturating_sub(look.backlog + totals.revisions);

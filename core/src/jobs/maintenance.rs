@@ -21,7 +21,7 @@ use crate::engine::registry::CampaignRegistry;
 use crate::engine::sync::{CampaignSync, SyncError};
 use crate::metrics;
 use crate::store::redis::RedisStoreError;
-use crate::store::redis::survey::{Look, Survey};
+use crate::store::redis::survey::Look;
 
 /// How often some campaigns are looked at.
 const TICK: Duration = Duration::from_millis(250);
@@ -302,11 +302,15 @@ impl Maintenance {
         // Read before Redis is asked: Redis may have come further by then, never less far.
         let targets: Vec<_> =
             campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
-        let survey = self.recovery.sync.redis.survey(&targets).await?;
-        for (handle, look) in campaigns.iter().zip(&survey.looks) {
-            self.see(handle, look, &survey);
+        let looks = self.recovery.sync.redis.survey(&targets).await?;
+        for (handle, look) in campaigns.iter().zip(&looks) {
+            if let Some(look) = look {
+                self.see(handle, look);
+            }
         }
-        self.tell_lag(survey.now);
+        if let Some(now) = looks.iter().flatten().map(|look| look.now).max() {
+            self.tell_lag(now);
+        }
         Ok(())
     }
 
@@ -321,7 +325,7 @@ impl Maintenance {
     }
 
     /// Handles the look at one campaign: records what it found, and admits the campaign if it needs work.
-    fn see(&mut self, handle: &Arc<CampaignHandle>, look: &Look, survey: &Survey) {
+    fn see(&mut self, handle: &Arc<CampaignHandle>, look: &Look) {
         let id = &handle.campaign().id;
         if !look.ready {
             self.lagging.remove(id);
@@ -329,14 +333,14 @@ impl Maintenance {
             return;
         }
         // Behind a new connection may be another Redis: each campaign is synchronised once, even if no caller asks for it.
-        if handle.synced_generation() != survey.generation || !handle.is_ready() {
+        if handle.synced_generation() != look.generation || !handle.is_ready() {
             handle.needs_maintenance();
         }
         metrics::outbox_events(id.as_str(), look.backlog);
         match look.oldest {
             Some(oldest) => {
                 self.lagging.insert(id.clone(), oldest);
-                if age(oldest, survey.now) > LEFTOVER_AGE {
+                if age(oldest, look.now) > LEFTOVER_AGE {
                     handle.has_leftovers();
                 } else {
                     handle.has_events();
@@ -345,8 +349,8 @@ impl Maintenance {
             None => drop(self.lagging.remove(id)),
         }
         match look.next_hold {
-            Some(due) => handle.hold_due_in(age(survey.now, due)),
-            None => self.try_evict(handle, look, survey.now),
+            Some(due) => handle.hold_due_in(age(look.now, due)),
+            None => self.try_evict(handle, look, look.now),
         }
     }
 
@@ -389,9 +393,11 @@ async fn until(at: Option<Instant>) {
 async fn sweep(sync: &CampaignSync, handle: &CampaignHandle) -> Result<(), SyncError> {
     sync.sweep(handle).await?;
     let campaign = handle.campaign();
-    let survey = sync.redis.survey(&[handle.target(&campaign)]).await?;
-    if let Some(due) = survey.looks.first().and_then(|look| look.next_hold) {
-        handle.hold_due_in(age(survey.now, due));
+    let looks = sync.redis.survey(&[handle.target(&campaign)]).await?;
+    if let Some(look) = looks.into_iter().flatten().next()
+        && let Some(due) = look.next_hold
+    {
+        handle.hold_due_in(age(look.now, due));
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
@@ -164,8 +164,8 @@ struct Relay<'a> {
     /// Entries that another core has read and not acknowledged for this long are taken over.
     idle: Duration,
     commits: GroupCommit,
-    /// The connection for reading, once made; dropped when it breaks.
-    reader: Mutex<Option<OutboxReader>>,
+    /// The connections for reading, one to each server, once made; dropped when one breaks.
+    readers: Mutex<Vec<OutboxReader>>,
     /// Whether it leaves the processors to claims.
     rests: bool,
     /// The most events that an outbox had left after a commit, since the last rest.
@@ -193,7 +193,7 @@ impl Default for Place {
 impl<'a> Relay<'a> {
     fn new(parts: &'a OutboxRelay, idle: Duration, rests: bool) -> Self {
         let commits = GroupCommit::new(parts.sql.clone());
-        Self { parts, idle, commits, reader: Mutex::default(), rests, fullest: AtomicU64::new(0) }
+        Self { parts, idle, commits, readers: Mutex::default(), rests, fullest: AtomicU64::new(0) }
     }
 
     /// Relays each campaign that is noticed.
@@ -260,10 +260,10 @@ impl<'a> Relay<'a> {
             Some("NOGROUP") => self.restore_group(handle).await,
             // Whether the connection still works is unknown, so another one is made.
             Some(_) => {
-                self.give_up_reader();
+                self.give_up_readers();
                 handle.mark_not_ready(NotReadyReason::Damaged);
             }
-            None if matches!(error, RelayError::Redis(_)) => self.give_up_reader(),
+            None if matches!(error, RelayError::Redis(_)) => self.give_up_readers(),
             None => {}
         }
     }
@@ -299,7 +299,7 @@ impl<'a> Relay<'a> {
         if !handle.is_in_redis() {
             return Ok(false);
         }
-        let mut reader = self.reader().await?;
+        let mut reader = self.reader(handle).await?;
         let (keys, from) = (&handle.keys, reader.generation());
         while !caught_up && self.commit(handle, from, reader.read_pending(keys).await?).await? > 0 {}
         while leftovers && self.commit(handle, from, reader.auto_claim(keys, self.idle).await?).await? > 0 {}
@@ -309,20 +309,25 @@ impl<'a> Relay<'a> {
         Ok(true)
     }
 
-    async fn reader(&self) -> Result<OutboxReader, RedisStoreError> {
-        let generation = self.parts.redis.session().await?.generation();
-        if let Some(reader) = &*self.reader.lock().unwrap_or_else(PoisonError::into_inner)
-            && reader.generation() == generation
-        {
+    /// The connection for reading a campaign's outbox.
+    async fn reader(&self, handle: &CampaignHandle) -> Result<OutboxReader, RedisStoreError> {
+        let generation = self.parts.redis.session(handle.keys.slot).await?.generation();
+        if let Some(reader) = self.readers().iter().find(|reader| reader.generation() == generation) {
             return Ok(reader.clone());
         }
-        let made = self.parts.redis.outbox_reader(&self.parts.consumer).await?;
-        *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
+        let made = self.parts.redis.outbox_reader(handle.keys.slot, &self.parts.consumer).await?;
+        let mut readers = self.readers();
+        readers.retain(OutboxReader::is_current);
+        readers.push(made.clone());
         Ok(made)
     }
 
-    fn give_up_reader(&self) {
-        *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    fn readers(&self) -> MutexGuard<'_, Vec<OutboxReader>> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_up_readers(&self) {
+        self.readers().clear();
     }
 
     /// Commits a batch that was read on a connection of the generation `from` to SQL, and only then takes it off the outbox
@@ -346,7 +351,7 @@ impl<'a> Relay<'a> {
                 }
                 committed => committed?,
             };
-            let mut session = self.parts.redis.session_of(from).await?;
+            let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
             let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
             self.fullest.fetch_max(left, Ordering::Relaxed);
@@ -380,7 +385,7 @@ impl<'a> Relay<'a> {
         id: &str,
     ) -> Result<(), RelayError> {
         let campaign = &handle.campaign().id;
-        let mut session = self.parts.redis.session_of(from).await?;
+        let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
         if self.parts.redis.dead_letter(&mut session, &handle.keys, id).await? {
             tracing::error!(entry = id, %campaign, "a malformed outbox entry became a dead letter");
             metrics::dead_letter();

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
 
-use super::primary::{NoPrimary, Primary};
+use super::cluster::{Cluster, Nodes};
+use super::primary::{Mode, NoPrimary, Primary};
 use super::sentinel::Sentinels;
 
 /// The port of a sentinel whose address has none.
 const SENTINEL_PORT: u16 = 26379;
+/// The port of a node whose address has none.
+const NODE_PORT: u16 = 6379;
 
 /// Where Redis is. What it prints of itself has no password.
 #[derive(Debug, Clone)]
@@ -17,6 +21,10 @@ pub enum Address {
     Server(Client),
     /// The primary that Sentinel names.
     Sentinel(Sentinels),
+    /// The primaries of a cluster.
+    Cluster(Nodes),
+    /// One node of a cluster, which must be a primary.
+    Node(Client),
 }
 
 impl From<Client> for Address {
@@ -34,10 +42,13 @@ impl Address {
         match url.split_once("://") {
             Some(("redis+sentinel", rest)) => sentinels("redis", rest, sentinel_password).map(Self::Sentinel),
             Some(("rediss+sentinel", rest)) => sentinels("rediss", rest, sentinel_password).map(Self::Sentinel),
+            Some(("redis+cluster", rest)) => nodes("redis", rest).map(Self::Cluster),
+            Some(("rediss+cluster", rest)) => nodes("rediss", rest).map(Self::Cluster),
             _ => Client::open(url).map(Self::Server).map_err(|_| {
-                "must be redis://, rediss:// or unix:// for one primary, or \
-                 redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE or rediss+sentinel:// for the one that Sentinel names, \
-                 with user and password where needed"
+                "must be redis://, rediss:// or unix:// for one primary, \
+                 redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE or rediss+sentinel:// for the one that Sentinel names, or \
+                 redis+cluster://HOST:PORT[,HOST:PORT…] or rediss+cluster:// for those of a cluster, with user and \
+                 password where needed"
                     .to_owned()
             }),
         }
@@ -46,13 +57,68 @@ impl Address {
     /// Connects to the primary, whose replies are waited for for `response_timeout` at most.
     ///
     /// # Errors
-    /// When there is none that answers.
-    pub async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
+    /// When there is none that answers, and for a cluster, which has more than one.
+    pub(super) async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
         match self {
-            Self::Server(client) => Primary::connect(client.clone(), response_timeout).await,
+            Self::Server(client) => Primary::connect(client.clone(), Mode::Alone, response_timeout).await,
             Self::Sentinel(sentinels) => sentinels.connect(response_timeout).await,
+            Self::Node(client) => Primary::connect(client.clone(), Mode::Cluster, response_timeout).await,
+            Self::Cluster(_) => Err(NoPrimary::Cluster),
         }
     }
+
+    /// Connects to every primary: of a cluster each with its address, else the one there is, with none.
+    ///
+    /// # Errors
+    /// When no node of the cluster answers.
+    pub async fn primaries(&self, response_timeout: Duration) -> Result<Connected, NoPrimary> {
+        let Self::Cluster(nodes) = self else {
+            return Ok(vec![(String::new(), self.connect(response_timeout).await)]);
+        };
+        let clients = Cluster::new(nodes.clone()).clients().await?;
+        let connected = clients.into_iter().map(|client| async move {
+            let name = client.get_connection_info().addr().to_string();
+            (name, Primary::connect(client, Mode::Cluster, response_timeout).await)
+        });
+        Ok(join_all(connected).await)
+    }
+}
+
+/// Primaries by their names.
+pub type Connected = Vec<(String, Result<Primary, NoPrimary>)>;
+
+/// The address of `host` and `port`, reached as `like` is.
+pub(super) fn at(like: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
+    match like {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            let tls_params = tls_params.clone();
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    }
+}
+
+/// The nodes of `[user:password@]HOST[:PORT][,…]`, spoken to by `scheme`.
+fn nodes(scheme: &str, rest: &str) -> Result<Nodes, String> {
+    let rest = rest.strip_suffix('/').unwrap_or(rest);
+    let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
+    if user.contains('/') {
+        return Err("has a user or password that is not percent-encoded".to_owned());
+    }
+    let own = server_settings(scheme, user, "0")?;
+    let client = |(number, host): (usize, &str)| {
+        let address = host_address(scheme, host, NODE_PORT);
+        let client = address.and_then(|address| Client::open(own.clone().set_addr(address)).ok());
+        client.ok_or_else(|| format!("node {} must be HOST or HOST:PORT, with nothing behind it", number + 1))
+    };
+    hosts.split(',').enumerate().map(client).collect::<Result<_, _>>().map(Nodes)
+}
+
+/// How the servers are spoken to, as `user`; the host in it is to be replaced.
+fn server_settings(scheme: &str, user: &str, db: &str) -> Result<ConnectionInfo, String> {
+    let user = if user.is_empty() { String::new() } else { format!("{user}@") };
+    let settings = format!("{scheme}://{user}host/{db}").into_connection_info();
+    settings.map_err(|_| "has a user or password that is not percent-encoded".to_owned())
 }
 
 /// The sentinels of `[user:password@]HOST[:PORT][,…]/SERVICE[?db=N]`, spoken to by `scheme`, as their servers are.
@@ -72,13 +138,11 @@ fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentine
         _ => return Err("may have nothing behind the service but ?db=NUMBER".to_owned()),
     };
     let mut found = hosts.split(',').enumerate().map(|(at, host)| {
-        sentinel(scheme, host).ok_or_else(|| format!("sentinel {} must be HOST or HOST:PORT", at + 1))
+        host_address(scheme, host, SENTINEL_PORT)
+            .ok_or_else(|| format!("sentinel {} must be HOST or HOST:PORT", at + 1))
     });
     let addresses = found.by_ref().collect::<Result<Vec<_>, _>>()?;
-    let at = if user.is_empty() { String::new() } else { format!("{user}@") };
-    // The host is replaced by the one that Sentinel names.
-    let server = format!("{scheme}://{at}sentinel/{db}").into_connection_info();
-    let server = server.map_err(|_| "has a user or password that is not percent-encoded".to_owned())?;
+    let server = server_settings(scheme, user, db)?;
     let own = password.map_or_else(RedisConnectionInfo::default, |password| {
         RedisConnectionInfo::default().set_password(password)
     });
@@ -91,14 +155,14 @@ fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentine
     Ok(Sentinels { clients, service: service.to_owned(), server })
 }
 
-/// The address of one sentinel; `None` when it is none.
-fn sentinel(scheme: &str, host: &str) -> Option<ConnectionAddr> {
-    if host.is_empty() || host.contains(['@', '/', '#']) {
+/// The address of one host of a list, at `port` if it names none; `None` when it is no address.
+fn host_address(scheme: &str, host: &str, port: u16) -> Option<ConnectionAddr> {
+    if host.is_empty() || host.contains(['@', '/', '#', '?']) {
         return None;
     }
     // Behind the brackets of an IPv6 address.
     let has_port = host.rsplit(']').next()?.contains(':');
-    let port = if has_port { String::new() } else { format!(":{SENTINEL_PORT}") };
+    let port = if has_port { String::new() } else { format!(":{port}") };
     let info: ConnectionInfo = format!("{scheme}://{host}{port}").into_connection_info().ok()?;
     Some(info.addr().clone())
 }
@@ -143,6 +207,26 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_a_cluster_have_one_user() {
+        let Ok(Address::Cluster(nodes)) = Address::parse("rediss+cluster://u:secret@a:1,[::1],c", None)
+        else {
+            panic!("no cluster");
+        };
+        let addresses: Vec<_> =
+            nodes.0.iter().map(|client| client.get_connection_info().addr().to_string()).collect();
+        assert_eq!(addresses, ["a:1", "::1:6379", "c:6379"]);
+        for client in &nodes.0 {
+            let info = client.get_connection_info();
+            assert_eq!(
+                (info.redis_settings().username(), info.redis_settings().password()),
+                (Some("u"), Some("secret"))
+            );
+            assert!(matches!(info.addr(), ConnectionAddr::TcpTls { .. }));
+        }
+        assert!(!format!("{nodes:?}").contains("secret"));
+    }
+
+    #[test]
     fn what_is_wrong_is_said_without_the_url() {
         for (url, part) in [
             ("redis+sentinel://", "name of the service"),
@@ -157,6 +241,11 @@ mod tests {
             ("redis+sentinel://u:secret/@a:1/main", "name of the service"),
             ("redis+sentinel://a/main?database=1", "?db=NUMBER"),
             ("redis+sentinel://a/main?db=x", "?db=NUMBER"),
+            ("redis+cluster://", "node 1"),
+            ("redis+cluster://a,b:x", "node 2"),
+            ("redis+cluster://a/1", "node 1"),
+            ("redis+cluster://a?db=1", "node 1"),
+            ("redis+cluster://u:secret/@a", "percent-encoded"),
             ("redis-sentinel://a/main", "redis+sentinel://"),
             ("http://u:secret@a", "redis://"),
             ("", "redis://"),

@@ -2,6 +2,8 @@
 
 use claimgate_shared::CampaignId;
 
+use super::slot::Slot;
+
 /// The consumer group that relays every outbox.
 pub const RELAY_GROUP: &str = "relay";
 
@@ -23,6 +25,8 @@ pub struct Keys {
     pub outbox: String,
     /// Stream: malformed outbox entries, for an operator to inspect.
     pub dead_letters: String,
+    /// The slot of all of them.
+    pub slot: Slot,
 }
 
 impl Keys {
@@ -36,6 +40,7 @@ impl Keys {
             holds: key("holds"),
             outbox: key("outbox"),
             dead_letters: key("dead_letters"),
+            slot: Slot::of(&key("campaign")),
         }
     }
 
@@ -45,7 +50,8 @@ impl Keys {
     }
 }
 
-/// The two keys of the lease `name`: the lease itself, and the last token given.
+/// The two keys of the lease `name`: the lease itself, and the last token given. That of a campaign has its id for a name, and
+/// so its slot.
 pub fn lease(name: &str) -> [String; 2] {
     [format!("cg:lease:{{{name}}}"), format!("cg:lease:{{{name}}}:token")]
 }

@@ -58,7 +58,7 @@ impl<'a> Loader<'a> {
         keys: &'a Keys,
         campaign: &'a Campaign,
     ) -> Result<Self, LoadError> {
-        let session = store.connection.session().await.map_err(RedisStoreError::from)?;
+        let session = store.session(keys.slot).await?;
         let mut loader = Self {
             store,
             session,
@@ -205,7 +205,7 @@ impl RedisStore {
     pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
         let mut call = call_on(&scripts::SUSPEND, keys);
         call.arg(scripts::LAYOUT).arg(register_id).arg(token);
-        let reply = self.run("redis:suspend", &call).await?;
+        let reply = self.run("redis:suspend", keys.slot, &call).await?;
         match replies::suspended(reply).map_err(RedisStoreError::from)? {
             Ok(suspended) => suspended.ok_or(LoadError::Late),
             Err(why) => Err(RedisStoreError::NotReady(why).into()),
@@ -219,6 +219,6 @@ impl RedisStore {
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
         let mut call = call_on(&scripts::DROP, keys);
         call.arg(token);
-        Ok(replies::count(&self.run("redis:drop_keys", &call).await?)? == 1)
+        Ok(replies::count(&self.run("redis:drop_keys", keys.slot, &call).await?)? == 1)
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod calls;
+pub mod cluster;
 mod connection;
 pub mod keys;
 pub mod lease;
@@ -12,21 +13,25 @@ pub mod primary;
 pub mod replies;
 pub mod scripts;
 pub mod sentinel;
+pub mod slot;
 pub mod state;
 pub mod survey;
 
 use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
+use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::address::Address;
 use self::calls::CampaignCall;
-use self::connection::Connection;
+use self::cluster::is_redirect;
+use self::connection::Connections;
 pub use self::connection::Session;
 use self::keys::Keys;
 use self::primary::NoPrimary;
 use self::replies::{LeaseReply, Malformed, Ready};
+use self::slot::Slot;
 use self::state::Identity;
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
@@ -78,10 +83,12 @@ impl RedisStoreError {
     }
 
     /// Whether a script that does the same thing once, however often it is called, may succeed on another connection:
-    /// the connection broke, the reply was cut short, or the server has lost the script between its being loaded and called.
+    /// the connection broke, the reply was cut short, the server has lost the script between its being loaded and called, or
+    /// another node of the cluster is to be called.
     pub fn is_worth_resending(&self) -> bool {
         matches!(self, Self::Unavailable(error) if error.is_connection_dropped()
             || error.kind() == ErrorKind::Parse
+            || is_redirect(error)
             || error.code() == Some("NOSCRIPT"))
     }
 }
@@ -147,7 +154,7 @@ pub struct KeysOwner {
 /// The only way to Redis: a connection that all callers share, made when first needed.
 #[derive(Debug)]
 pub struct RedisStore {
-    connection: Connection,
+    connections: Connections,
     /// The most events the outbox may hold before new claims are refused.
     outbox_max: u64,
 }
@@ -155,29 +162,29 @@ pub struct RedisStore {
 impl RedisStore {
     /// A store at `address`; connects when first asked.
     pub fn new(address: impl Into<Address>, outbox_max: u64) -> Self {
-        Self { connection: Connection::new(address.into()), outbox_max }
+        Self { connections: Connections::new(address.into()), outbox_max }
     }
 
     /// The same store over a connection of its own, for calls from one thread.
     #[must_use]
     pub fn for_thread(&self) -> Self {
-        Self { connection: self.connection.another(), outbox_max: self.outbox_max }
+        Self { connections: self.connections.another(), outbox_max: self.outbox_max }
     }
 
-    /// The connection there is, or a new one.
+    /// The connection there is to the server that has `slot`, or a new one.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis cannot be reached, or an attempt has failed just before.
-    pub async fn session(&self) -> Result<Session, RedisStoreError> {
-        Ok(self.connection.session().await?)
+    pub async fn session(&self, slot: Slot) -> Result<Session, RedisStoreError> {
+        Ok(self.connections.session(slot).await?)
     }
 
-    /// The connection there is, if it is of `generation` still: for what is only right on the server that was asked before.
+    /// The connection there is to the server that has `slot`, if it is of `generation` still: for what is only right on the server that was asked before.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when there may be another server by now, and as [`Self::session`].
-    pub async fn session_of(&self, generation: Generation) -> Result<Session, RedisStoreError> {
-        let session = self.session().await?;
+    pub async fn session_of(&self, slot: Slot, generation: Generation) -> Result<Session, RedisStoreError> {
+        let session = self.session(slot).await?;
         if session.generation == generation {
             Ok(session)
         } else {
@@ -187,7 +194,7 @@ impl RedisStore {
 
     /// Where Sentinel names the primary, leaves a server as soon as another one is named. Never returns.
     pub async fn follow_switches(&self) {
-        self.connection.follow_switches().await;
+        self.connections.follow_switches().await;
     }
 
     /// Calls a script on a campaign.
@@ -224,7 +231,7 @@ impl RedisStore {
             "release" => "redis:lease.release",
             _ => "redis:lease.renew",
         };
-        Ok(replies::lease(self.run(name, &call).await?)?)
+        Ok(replies::lease(self.run(name, Slot::of(&keys[0]), &call).await?)?)
     }
 
     /// The most events the outbox may hold before new claims are refused.
@@ -258,7 +265,7 @@ impl RedisStore {
         };
         let mut scan = redis::cmd("HSCAN");
         scan.arg(key).arg(cursor).arg("COUNT").arg(1000);
-        let (next, page): (u64, Vec<HashEntry>) = self.query("redis:claims_page", &scan).await?;
+        let (next, page): (u64, Vec<HashEntry>) = self.query("redis:claims_page", keys.slot, &scan).await?;
         let page = page.iter().filter(|(field, _)| field != b".");
         let claims = match at {
             ClaimScan::Users(_) => {
@@ -289,7 +296,7 @@ impl RedisStore {
         loop {
             let mut scan = redis::cmd("HSCAN");
             scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
-            let (next, page): (u64, Vec<HashEntry>) = self.query("redis:each_user", &scan).await?;
+            let (next, page): (u64, Vec<HashEntry>) = self.query("redis:each_user", keys.slot, &scan).await?;
             for (user, record) in page.iter().filter(|(user, _)| user != b".") {
                 see(user, record);
             }
@@ -306,9 +313,9 @@ impl RedisStore {
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn hold_state(&self, keys: &Keys, due_before: Timestamp) -> Result<HoldState, RedisStoreError> {
         let all = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg("+inf").to_owned();
-        let held = self.query("redis:hold_state.held", &all).await?;
+        let held = self.query("redis:hold_state.held", keys.slot, &all).await?;
         let due = redis::cmd("ZCOUNT").arg(&keys.holds).arg(1).arg(due_before.as_ms()).to_owned();
-        let stranded = self.query("redis:hold_state.due", &due).await?;
+        let stranded = self.query("redis:hold_state.due", keys.slot, &due).await?;
         Ok(HoldState { held, stranded })
     }
 
@@ -317,7 +324,7 @@ impl RedisStore {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn holds_any(&self, keys: &Keys) -> Result<bool, RedisStoreError> {
-        Ok(self.query::<u64>("redis:holds_any", redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
+        Ok(self.query::<u64>("redis:holds_any", keys.slot, redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
     }
 
     /// The owner of a campaign's keys; `None` when there are none.
@@ -328,7 +335,7 @@ impl RedisStore {
         let fields =
             redis::cmd("HMGET").arg(&keys.campaign).arg(&["register_id", "token", "phase"]).to_owned();
         let [register_id, token, phase]: [Option<String>; 3] =
-            self.query("redis:keys_owner", &fields).await?;
+            self.query("redis:keys_owner", keys.slot, &fields).await?;
         Ok(register_id.zip(token).zip(phase).map(|((register_id, token), phase)| KeysOwner {
             register_id,
             token,
@@ -341,7 +348,8 @@ impl RedisStore {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer; the server may have been given an id by then.
     pub async fn store_id(&self) -> Result<String, RedisStoreError> {
-        let id: Option<String> = self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await?;
+        let id: Option<String> =
+            self.query("redis:store_id", Slot::of(keys::STORE), redis::cmd("GET").arg(keys::STORE)).await?;
         if let Some(id) = id {
             return Ok(id);
         }
@@ -349,7 +357,7 @@ impl RedisStore {
         getrandom::fill(&mut bytes).map_err(std::io::Error::other).map_err(RedisError::from)?;
         self.keep_store_id(&format!("{:032x}", u128::from_be_bytes(bytes))).await?;
         // Another core may have set one first.
-        self.query("redis:store_id", redis::cmd("GET").arg(keys::STORE)).await
+        self.query("redis:store_id", Slot::of(keys::STORE), redis::cmd("GET").arg(keys::STORE)).await
     }
 
     /// Gives the server the id `id`, unless it has one.
@@ -357,21 +365,40 @@ impl RedisStore {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn keep_store_id(&self, id: &str) -> Result<(), RedisStoreError> {
-        self.query::<Value>("redis:keep_store_id", redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX"))
-            .await
-            .map(drop)
+        self.query::<Value>(
+            "redis:keep_store_id",
+            Slot::of(keys::STORE),
+            redis::cmd("SET").arg(keys::STORE).arg(id).arg("NX"),
+        )
+        .await
+        .map(drop)
     }
 
-    /// Whether Redis answers.
+    /// Whether Redis answers; of a cluster, any of its primaries.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn ping(&self) -> Result<(), RedisStoreError> {
-        self.query::<Value>("redis:ping", &redis::cmd("PING")).await.map(drop)
+        let pings = self.connections.all().await?.into_iter().map(|session| async {
+            self.query_on::<Value>(&mut session?, "redis:ping", &redis::cmd("PING")).await
+        });
+        let mut answer = Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into());
+        for pong in join_all(pings).await {
+            match pong {
+                Ok(_) => return Ok(()),
+                Err(error) => answer = Err(error),
+            }
+        }
+        answer
     }
 
-    async fn run(&self, name: &'static str, call: &ScriptInvocation<'_>) -> Result<Value, RedisStoreError> {
-        self.run_on(&mut self.connection.session().await?, name, call).await
+    async fn run(
+        &self,
+        name: &'static str,
+        slot: Slot,
+        call: &ScriptInvocation<'_>,
+    ) -> Result<Value, RedisStoreError> {
+        self.run_on(&mut self.connections.session(slot).await?, name, call).await
     }
 
     async fn run_on(
@@ -382,27 +409,32 @@ impl RedisStore {
     ) -> Result<Value, RedisStoreError> {
         step::before(name).await;
         let reply = step::after(call.invoke_async(&mut session.connection).await);
-        self.noted(reply, session.generation).await
+        self.noted(reply, session).await
     }
 
     async fn query<T: redis::FromRedisValue>(
         &self,
         name: &'static str,
+        slot: Slot,
         command: &redis::Cmd,
     ) -> Result<T, RedisStoreError> {
-        let mut session = self.connection.session().await?;
-        step::before(name).await;
-        let reply = step::after(command.query_async(&mut session.connection).await);
-        self.noted(reply, session.generation).await
+        self.query_on(&mut self.connections.session(slot).await?, name, command).await
     }
 
-    async fn noted<T>(
+    async fn query_on<T: redis::FromRedisValue>(
         &self,
-        reply: Result<T, RedisError>,
-        generation: Generation,
+        session: &mut Session,
+        name: &'static str,
+        command: &redis::Cmd,
     ) -> Result<T, RedisStoreError> {
+        step::before(name).await;
+        let reply = step::after(command.query_async(&mut session.connection).await);
+        self.noted(reply, session).await
+    }
+
+    async fn noted<T>(&self, reply: Result<T, RedisError>, session: &Session) -> Result<T, RedisStoreError> {
         if let Err(error) = &reply {
-            self.connection.note(error, generation).await;
+            self.connections.note(error, session).await;
         }
         reply.map_err(RedisStoreError::of)
     }

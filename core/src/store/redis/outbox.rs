@@ -11,6 +11,7 @@ use redis::streams::{
 use redis::{AsyncCommands as _, Value};
 
 use super::keys::{Keys, RELAY_GROUP};
+use super::slot::Slot;
 use super::{RedisStore, RedisStoreError, Session, call_on};
 use super::{replies, scripts, state};
 use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
@@ -121,7 +122,7 @@ fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Optio
 #[derive(Debug, Clone)]
 pub struct OutboxReader {
     connection: MultiplexedConnection,
-    generation: Generation,
+    session: Session,
     /// This core's name in the consumer group.
     consumer: String,
 }
@@ -129,7 +130,12 @@ pub struct OutboxReader {
 impl OutboxReader {
     /// The generation of the connections to the same server: with the next one another server may be the primary.
     pub fn generation(&self) -> Generation {
-        self.generation
+        self.session.generation()
+    }
+
+    /// Whether calls are still made on connections of that generation.
+    pub fn is_current(&self) -> bool {
+        self.session.is_current()
     }
 
     /// Entries of a campaign's outbox that no core has read yet, [`ENTRIES_MAX`] at most. Does not wait for any. After an
@@ -196,14 +202,14 @@ pub struct OutboxState {
 }
 
 impl RedisStore {
-    /// Opens the relay's own connection to the current server, under this core's name.
+    /// Opens the relay's own connection to the server that has `slot`, under this core's name.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis cannot be reached.
-    pub async fn outbox_reader(&self, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
-        let session = self.session().await?;
-        let (connection, generation) = (session.another().await?, session.generation());
-        Ok(OutboxReader { connection, generation, consumer: consumer.to_owned() })
+    pub async fn outbox_reader(&self, slot: Slot, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
+        let session = self.session(slot).await?;
+        let connection = session.another().await?;
+        Ok(OutboxReader { connection, session, consumer: consumer.to_owned() })
     }
 
     /// Takes `entries` off the outbox of the server that they were read from, after SQL has committed them: on another one
@@ -248,7 +254,7 @@ impl RedisStore {
     pub async fn restore_group(&self, keys: &Keys, epoch: Epoch) -> Result<(), RedisStoreError> {
         let mut command = redis::cmd("XGROUP");
         command.arg("CREATE").arg(&keys.outbox).arg(RELAY_GROUP).arg(format!("0-{epoch}"));
-        match self.query::<Value>("redis:restore_group", &command).await {
+        match self.query::<Value>("redis:restore_group", keys.slot, &command).await {
             // Another core has made it first.
             Err(RedisStoreError::Unavailable(error)) if error.code() == Some("BUSYGROUP") => Ok(()),
             result => result.map(drop),
@@ -266,7 +272,7 @@ impl RedisStore {
     ) -> Result<Option<(OutboxBatch, String)>, RedisStoreError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(READ_MAX);
-        let page: StreamRangeReply = self.query("redis:outbox_page", &command).await?;
+        let page: StreamRangeReply = self.query("redis:outbox_page", keys.slot, &command).await?;
         let last = page.ids.last().map(|item| item.id.clone());
         Ok(last.map(|last| (OutboxBatch::of(page.ids), last)))
     }
@@ -277,14 +283,15 @@ impl RedisStore {
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn outbox_state(&self, keys: &Keys) -> Result<OutboxState, RedisStoreError> {
         let entries: u64 =
-            self.query("redis:outbox_state.entries", redis::cmd("XLEN").arg(&keys.outbox)).await?;
+            self.query("redis:outbox_state.entries", keys.slot, redis::cmd("XLEN").arg(&keys.outbox)).await?;
         let mut first = redis::cmd("XRANGE");
         // Behind the sentinels, whose ids begin with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
-        let first: StreamRangeReply = self.query("redis:outbox_state.oldest", &first).await?;
+        let first: StreamRangeReply = self.query("redis:outbox_state.oldest", keys.slot, &first).await?;
         let oldest = first.ids.first().and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
-        let dead_letters =
-            self.query("redis:outbox_state.dead_letters", redis::cmd("XLEN").arg(&keys.dead_letters)).await?;
+        let dead_letters = self
+            .query("redis:outbox_state.dead_letters", keys.slot, redis::cmd("XLEN").arg(&keys.dead_letters))
+            .await?;
         Ok(OutboxState { entries: entries.saturating_sub(1), oldest, dead_letters })
     }
 }

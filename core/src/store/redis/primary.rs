@@ -18,8 +18,11 @@ pub enum NoPrimary {
     #[error("this is a Sentinel, not a Redis")]
     Sentinel,
     /// The server is a node of a cluster.
-    #[error("this Redis is a node of a cluster, which is not supported")]
+    #[error("this Redis is a node of a cluster")]
     Cluster,
+    /// The server that should be a node of a cluster is none.
+    #[error("this Redis is no node of a cluster")]
+    NotClustered,
     /// No Sentinel watches a service of this name.
     #[error("Sentinel watches no service '{0}'")]
     UnknownService(Arc<str>),
@@ -45,10 +48,10 @@ impl NoPrimary {
             Self::Sentinel => Some(
                 "give it as redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE (rediss+sentinel:// with TLS)",
             ),
-            Self::Cluster => Some(
-                "give the address of a primary that is in no cluster (redis://, rediss://, unix://), or of Sentinels \
-                 (redis+sentinel://HOST:PORT[,HOST:PORT…]/SERVICE)",
-            ),
+            Self::Cluster => {
+                Some("give it as redis+cluster://HOST:PORT[,HOST:PORT…] (rediss+cluster:// with TLS)")
+            }
+            Self::NotClustered => Some("give it as redis:// or rediss://"),
             Self::UnknownService(_) => Some(
                 "correct the name behind the last '/': `SENTINEL MASTERS`, asked of a Sentinel, lists those there are",
             ),
@@ -86,7 +89,11 @@ impl Primary {
     ///
     /// # Errors
     /// When it does not answer, or says that it is no primary.
-    pub(super) async fn connect(client: Client, response_timeout: Duration) -> Result<Self, NoPrimary> {
+    pub(super) async fn connect(
+        client: Client,
+        mode: Mode,
+        response_timeout: Duration,
+    ) -> Result<Self, NoPrimary> {
         let mut connection = connect(&client, response_timeout).await?;
         let info: Result<String, _> =
             redis::cmd("INFO").arg("server").arg("replication").query_async(&mut connection).await;
@@ -95,7 +102,7 @@ impl Primary {
             Err(error) if error.code() == Some("NOPERM") => String::new(),
             info => info?,
         };
-        role(&info)?;
+        role(&info, mode)?;
         let replication_id: Arc<str> = field(&info, "master_replid2:").into();
         let run = match field(&info, "run_id:") {
             "" => None,
@@ -116,14 +123,25 @@ pub(super) async fn connect(
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// Whether a server with this INFO is a primary; so is one that does not tell.
-fn role(info: &str) -> Result<(), NoPrimary> {
+/// Whether a server is a node of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// It is in no cluster.
+    Alone,
+    /// It is in one.
+    Cluster,
+}
+
+/// Whether a server with this INFO is a primary of this mode; so is one that does not tell.
+fn role(info: &str, mode: Mode) -> Result<(), NoPrimary> {
     // Valkey has its own name for it.
-    let mode = [field(info, "redis_mode:"), field(info, "server_mode:")];
-    if mode.contains(&"sentinel") {
+    let told = [field(info, "redis_mode:"), field(info, "server_mode:")];
+    if told.contains(&"sentinel") {
         Err(NoPrimary::Sentinel)
-    } else if mode.contains(&"cluster") {
+    } else if told.contains(&"cluster") && mode != Mode::Cluster {
         Err(NoPrimary::Cluster)
+    } else if told.contains(&"standalone") && mode != Mode::Alone {
+        Err(NoPrimary::NotClustered)
     } else if field(info, "role:") == "slave" {
         Err(NoPrimary::Replica)
     } else {
@@ -141,15 +159,16 @@ mod tests {
 
     #[test]
     fn a_server_that_is_no_primary_is_told_by_its_info() {
-        for (info, is) in [
-            ("redis_mode:standalone\r\nrole:master\r\n", "Ok(())"),
-            ("redis_mode:standalone\r\nrole:slave\r\n", "Err(Replica)"),
-            ("server_mode:cluster\r\nrole:master\r\n", "Err(Cluster)"),
-            ("redis_mode:cluster\r\nrole:slave\r\n", "Err(Cluster)"),
-            ("redis_mode:sentinel\r\n", "Err(Sentinel)"),
-            ("", "Ok(())"),
+        for (info, alone, in_cluster) in [
+            ("redis_mode:standalone\r\nrole:master\r\n", "Ok(())", "Err(NotClustered)"),
+            ("redis_mode:standalone\r\nrole:slave\r\n", "Err(Replica)", "Err(NotClustered)"),
+            ("server_mode:cluster\r\nrole:master\r\n", "Err(Cluster)", "Ok(())"),
+            ("redis_mode:cluster\r\nrole:slave\r\n", "Err(Cluster)", "Err(Replica)"),
+            ("redis_mode:sentinel\r\n", "Err(Sentinel)", "Err(Sentinel)"),
+            ("", "Ok(())", "Ok(())"),
         ] {
-            assert_eq!(format!("{:?}", role(info)), is, "{info:?}");
+            let roles = [Mode::Alone, Mode::Cluster].map(|mode| format!("{:?}", role(info, mode)));
+            assert_eq!(roles, [alone, in_cluster], "{info:?}");
         }
     }
 }

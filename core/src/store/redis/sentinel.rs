@@ -15,7 +15,8 @@ use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::primary::{NoPrimary, Primary, connect};
+use super::address::at;
+use super::primary::{Mode, NoPrimary, Primary, connect};
 
 /// The longest that one sentinel is waited for.
 const ASK_MAX: Duration = Duration::from_millis(300);
@@ -92,7 +93,7 @@ impl Sentinels {
     async fn try_connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
         let mut reasons = Vec::new();
         for named in self.ask_all().await? {
-            match Primary::connect(self.client(&named)?, response_timeout).await {
+            match Primary::connect(self.client(&named)?, Mode::Alone, response_timeout).await {
                 Ok(primary) => return Ok(primary),
                 Err(error) => reasons.push(format!("Sentinel names {}:{}: {error}", named.host, named.port)),
             }
@@ -172,14 +173,7 @@ impl Sentinels {
     }
 
     fn address(&self, named: &Named) -> ConnectionAddr {
-        let (host, port) = (named.host.clone(), named.port);
-        match self.server.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
-                let tls_params = tls_params.clone();
-                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params }
-            }
-            _ => ConnectionAddr::Tcp(host, port),
-        }
+        at(self.server.addr(), named.host.clone(), named.port)
     }
 
     /// Sends the primary's address to `heard` whenever a sentinel tells of a switch, and whenever one can be heard again. Never

@@ -4,9 +4,11 @@
 //! shows which campaigns need a script call; what `prelude.lua` replies then is what counts.
 
 use claimgate_shared::Timestamp;
+use futures_util::future::join_all;
 use redis::streams::StreamRangeReply;
 use redis::{FromRedisValue, Pipeline, RedisError, Value, from_redis_value};
 
+use super::cluster::is_redirect;
 use super::keys::Keys;
 use super::state::{self, CampaignState};
 use super::{CallTarget, RedisStore, RedisStoreError, Session};
@@ -23,6 +25,10 @@ const REPLIES: usize = 5;
 /// What one look shows of a campaign.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Look {
+    /// Its server's clock.
+    pub now: Timestamp,
+    /// The generation of the connection: each campaign has to be synchronised once per connection.
+    pub generation: Generation,
     /// Whether nothing speaks against its being ready.
     pub ready: bool,
     /// Events in the outbox, by the campaign's own counter.
@@ -35,39 +41,65 @@ pub struct Look {
     pub next_hold: Option<Timestamp>,
 }
 
-/// Campaigns as they looked at one moment.
-#[derive(Debug)]
-pub struct Survey {
-    /// Redis' clock.
-    pub now: Timestamp,
-    /// The generation of the connection: each campaign has to be synchronised once per connection.
-    pub generation: Generation,
-    /// One look per campaign, in their order.
-    pub looks: Vec<Look>,
-}
-
 impl RedisStore {
-    /// Looks at `campaigns`. Writes nothing, and neither synchronises nor judges any of them: see the module.
+    /// Looks at `campaigns`; of a cluster at those of all nodes at once. Returns a look each, in their order, and `None` for
+    /// those whose node gave none. Writes nothing, and neither synchronises nor judges any of them: see the module.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
-    pub async fn survey(&self, campaigns: &[CallTarget<'_>]) -> Result<Survey, RedisStoreError> {
+    /// [`RedisStoreError::Unavailable`] when no server of any of them answers.
+    pub async fn survey(&self, campaigns: &[CallTarget<'_>]) -> Result<Vec<Option<Look>>, RedisStoreError> {
+        let slots: Vec<_> = campaigns.iter().map(|target| target.keys.slot).collect();
+        let looked = self.connections.sessions(&slots).await.into_iter().map(|(session, places)| async {
+            let targets: Vec<_> = places.iter().map(|place| campaigns[*place]).collect();
+            let looks = match session {
+                Ok(mut session) => self.look_at(&mut session, &targets).await,
+                Err(error) => Err(error.into()),
+            };
+            (places, looks)
+        });
+        let (mut looks, mut failed) = (vec![None; campaigns.len()], None);
+        for (places, looked) in join_all(looked).await {
+            match looked {
+                Ok(found) => places.into_iter().zip(found).for_each(|(place, look)| looks[place] = look),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if looks.iter().all(Option::is_none) => Err(error),
+            _ => Ok(looks),
+        }
+    }
+
+    /// Looks at campaigns of one server.
+    async fn look_at(
+        &self,
+        session: &mut Session,
+        campaigns: &[CallTarget<'_>],
+    ) -> Result<Vec<Option<Look>>, RedisStoreError> {
         let mut pipe = Pipeline::with_capacity(1 + REPLIES * campaigns.len());
         pipe.ignore_errors().cmd("TIME");
         for target in campaigns {
             ask(&mut pipe, target.keys);
         }
-        let mut session = self.connection.session().await?;
         step::before("redis:survey").await;
         let replies = step::after(pipe.query_async(&mut session.connection).await);
-        let replies: Vec<Result<Value, RedisError>> = self.noted(replies, session.generation).await?;
+        let replies: Vec<Result<Value, RedisError>> = self.noted(replies, session).await?;
+        // A campaign that is on its way to another node cannot be looked at.
+        let redirect =
+            replies.iter().find_map(|reply| reply.as_ref().err().filter(|error| is_redirect(error)));
+        if let Some(error) = redirect {
+            self.connections.note(error, session).await;
+        }
         let mut replies = replies.into_iter();
-        let now = clock(replies.next())?;
+        let (now, generation) = (clock(replies.next())?, session.generation);
         let mut looks = Vec::with_capacity(campaigns.len());
         for target in campaigns {
-            looks.push(look(target, &session, &mut replies)?);
+            let of_one: Vec<_> = replies.by_ref().take(REPLIES).collect();
+            let moves = of_one.iter().any(|reply| reply.as_ref().is_err_and(is_redirect));
+            let look = if moves { None } else { Some(look(target, session, &mut of_one.into_iter())?) };
+            looks.push(look.map(|look| Look { now, generation, ..look }));
         }
-        Ok(Survey { now, generation: session.generation, looks })
+        Ok(looks)
     }
 }
 
@@ -128,6 +160,7 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
         oldest: outbox.ids.iter().find_map(|entry| written_at(&entry.id)),
         next_hold: holds.iter().find_map(|(_, score)| due_at(*score)),
+        ..Look::default()
     })
 }
 
