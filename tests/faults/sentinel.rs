@@ -225,6 +225,8 @@ async fn a_stale_sentinel_is_not_believed() {
     let promoted = watched.set.fail_over().await;
     stale.names(watched.set.address(0));
     watched.decides_on(promoted, "after").await;
+    // Until they have demoted it, the old primary says that it is one.
+    watched.set.settled().await;
     // With that one alone, core waits for another to answer.
     for sentinel in &watched.set.sentinels {
         sentinel.signal(Signal::STOP);

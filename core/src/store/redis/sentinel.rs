@@ -213,11 +213,11 @@ impl Sentinels {
         }
     }
 
-    /// Sends the address of the primary of the latest failover, if any sentinel names one.
+    /// Sends the primary's address, if there is one: a server that is named and is none would only break what works.
     async fn tell(&self, heard: &UnboundedSender<ConnectionAddr>) {
-        if let Some(latest) = self.ask_all().await.ok().and_then(|named| named.into_iter().next()) {
+        if let Ok(primary) = self.try_connect(ASK_MAX).await {
             // Without a receiver core is stopping.
-            let _ = heard.send(self.address(&latest));
+            let _ = heard.send(address_of(&primary.client).clone());
         }
     }
 
