@@ -1,7 +1,8 @@
 //! Connections to Redis: made when needed, dropped when they break, counted by generations.
 //!
-//! Each thread that decides claims has one of its own, of a cluster to each node. Those that are proven to lead to the same run of the same server
-//! are of one generation, which ends for all of them when one breaks, or when Sentinel names another server.
+//! Each thread that decides claims has one of its own, of a cluster to each node. Those that are proven to lead to the same
+//! run of the same server are of one generation, which ends for all of them when one breaks, or when Sentinel names another
+//! server.
 
 use std::collections::HashMap;
 use std::future::pending;

@@ -179,7 +179,8 @@ impl RedisStore {
         Ok(self.connections.session(slot).await?)
     }
 
-    /// The connection there is to the server that has `slot`, if it is of `generation` still: for what is only right on the server that was asked before.
+    /// The connection there is to the server that has `slot`, if it is of `generation` still: for what is only right on the
+    /// server that was asked before.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when there may be another server by now, and as [`Self::session`].

@@ -230,8 +230,8 @@ impl RedisStore {
         Ok(replies::count(&self.run_on(session, "redis:ack", &call).await?)?)
     }
 
-    /// Moves a malformed entry of the server that it was read from to the dead letters; `false` when it was gone: then it is only removed from the entries
-    /// that were read and not acknowledged.
+    /// Moves a malformed entry of the server that it was read from to the dead letters; `false` when it was gone: then it is
+    /// only removed from the entries that were read and not acknowledged.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entry may have been moved all the same.
