@@ -144,7 +144,7 @@ impl ClaimBatcher {
         let claim = PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
         match queue.worker.state.begin_lone_call() {
             // With none to wait for and none to go with, a task in between would only cost.
-            Some(_permit) => queue.worker.decide(vec![claim]).await,
+            Some(_permit) => queue.worker.decide_for_caller(claim).await,
             None => queue.enqueue(claim)?,
         }
         decision.await.map_err(|_| BatcherError::Stopped)?
@@ -237,6 +237,13 @@ impl Worker {
         }
     }
 
+    /// Decides a claim whose caller may leave meanwhile: it may have been granted all the same, and the relay is told.
+    async fn decide_for_caller(&self, claim: PendingClaim) {
+        let left = NoticeOnDrop(Some(&self.handle));
+        self.decide(vec![claim]).await;
+        left.disarm();
+    }
+
     /// Decides a batch and answers each of its claims.
     async fn decide(&self, mut batch: Vec<PendingClaim>) {
         while !batch.is_empty() {
@@ -260,6 +267,26 @@ impl Worker {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Notifies relay and maintenance of a campaign when a call on it is given up midway.
+#[derive(Debug)]
+struct NoticeOnDrop<'a>(Option<&'a CampaignHandle>);
+
+impl NoticeOnDrop<'_> {
+    /// For a call that has ended.
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NoticeOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0 {
+            handle.has_events();
+            handle.needs_maintenance();
         }
     }
 }

@@ -318,6 +318,10 @@ impl<'a> Relay<'a> {
         let made = self.parts.redis.outbox_reader(handle.keys.slot, &self.parts.consumer).await?;
         let mut readers = self.readers();
         readers.retain(OutboxReader::is_current);
+        // Another campaign of the same server may have made one meanwhile.
+        if let Some(reader) = readers.iter().find(|reader| reader.generation() == made.generation()) {
+            return Ok(reader.clone());
+        }
         readers.push(made.clone());
         Ok(made)
     }

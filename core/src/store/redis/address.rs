@@ -1,5 +1,6 @@
 //! Where Redis is: the forms of `CLAIMGATE_REDIS_URL`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -152,7 +153,7 @@ fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentine
     };
     let clients = addresses.into_iter().map(client).collect::<Result<Vec<_>, _>>();
     let clients = clients.map_err(|_| "has a sentinel that cannot be connected to".to_owned())?;
-    Ok(Sentinels { clients, service: service.to_owned(), server })
+    Ok(Sentinels { clients, service: service.to_owned(), server, latest: Arc::default() })
 }
 
 /// The address of one host of a list, at `port` if it names none; `None` when it is no address.

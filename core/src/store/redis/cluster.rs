@@ -143,11 +143,23 @@ impl Cluster {
         let known = self.map();
         let result = self.ask_all(&known).await.map(|found| {
             if found.epoch >= known.epoch {
+                self.leave_all_but(&found);
                 *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(found);
             }
         });
         *read = Some((Instant::now(), result.clone()));
         result
+    }
+
+    /// Ends the generations of the servers that are no primaries any more: connections outlast a demotion, and a server that
+    /// is promoted again has another history.
+    fn leave_all_but(&self, map: &Map) {
+        let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        for (place, server) in servers.iter() {
+            if map.ranges.iter().all(|(_, _, primary)| primary != place) {
+                server.leave();
+            }
+        }
     }
 
     /// The map of the node that knows of the latest configuration.
@@ -163,6 +175,8 @@ impl Cluster {
         let mut latest: Option<Map> = None;
         for (client, answer) in clients.iter().zip(join_all(clients.iter().map(ask)).await) {
             match answer {
+                // A node that was taken out of the cluster knows of no slots.
+                Ok(map) if map.ranges.is_empty() => {}
                 Ok(map) if latest.as_ref().is_none_or(|latest| latest.epoch < map.epoch) => {
                     latest = Some(map);
                 }

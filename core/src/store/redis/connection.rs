@@ -225,8 +225,8 @@ impl Server {
     /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
     fn begin_or_join(self: &Arc<Self>, state: &mut State, primary: Primary) -> Session {
         let Primary { connection, client, replication_id, run } = primary;
-        let joins =
-            matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
+        let joins = self.current.load(Ordering::Acquire) != 0
+            && matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
         if !joins {
             state.generation = Generation::new(1 + self.generations.fetch_add(1, Ordering::Relaxed));
             state.at = Some(client.get_connection_info().addr().clone());
@@ -242,8 +242,13 @@ impl Server {
 
     /// Ends the current generation, if there is one.
     fn end(&self, state: &mut State) {
-        self.current.store(0, Ordering::Release);
+        self.leave();
         state.target = None;
+    }
+
+    /// Ends the current generation without waiting for an attempt to connect: the next connection begins another one.
+    pub(super) fn leave(&self) {
+        self.current.store(0, Ordering::Release);
     }
 
     /// Ends `generation`, if `error` shows that a connection of it is broken or leads to a server that is no primary any
@@ -284,7 +289,9 @@ impl Connection {
         if let Some(session) = self.current() {
             return Ok(session);
         }
-        if let Some(Target::Unknown(session)) = &state.target {
+        if let Some(Target::Unknown(session)) = &state.target
+            && session.is_current()
+        {
             return Ok(self.keep(session));
         }
         if let Some((at, error)) = &state.failed

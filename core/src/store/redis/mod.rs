@@ -73,10 +73,10 @@ impl RedisStoreError {
         if error.code() == Some("OOM") { Self::OutOfMemory(error) } else { Self::Unavailable(error) }
     }
 
-    /// Whether no answer came: Redis may give one to the next call.
+    /// Whether no answer came, or none but that another node is to be asked: Redis may give one to the next call.
     pub fn is_unreachable(&self) -> bool {
         match self {
-            Self::Unavailable(error) => error.code().is_none(),
+            Self::Unavailable(error) => error.code().is_none() || is_redirect(error),
             Self::NoPrimary(_) => true,
             Self::NotReady(_) | Self::OutOfMemory(_) | Self::Malformed(_) => false,
         }

@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -39,6 +41,8 @@ pub struct Sentinels {
     pub(super) service: String,
     /// How its servers are spoken to, at whatever address.
     pub(super) server: ConnectionInfo,
+    /// The epoch of the latest failover whose primary was connected to: an earlier one's is not believed any more.
+    pub(super) latest: Arc<AtomicU64>,
 }
 
 /// What a sentinel says of the primary.
@@ -57,6 +61,8 @@ enum Unnamed {
     UnknownService,
     /// It is another kind of server.
     NotASentinel,
+    /// It has missed a failover that core has followed.
+    Outdated,
     /// It gave no answer, or refused to.
     Failed(RedisError),
 }
@@ -94,7 +100,10 @@ impl Sentinels {
         let mut reasons = Vec::new();
         for named in self.ask_all().await? {
             match Primary::connect(self.client(&named)?, Mode::Alone, response_timeout).await {
-                Ok(primary) => return Ok(primary),
+                Ok(primary) => {
+                    self.latest.fetch_max(named.epoch, Ordering::Relaxed);
+                    return Ok(primary);
+                }
                 Err(error) => reasons.push(format!("Sentinel names {}:{}: {error}", named.host, named.port)),
             }
         }
@@ -134,8 +143,10 @@ impl Sentinels {
         let number = |name: &str| fields.get(name).and_then(|number| number.parse::<u64>().ok());
         let host = fields.get("ip").filter(|host| !host.is_empty()).cloned();
         let port = number("port").and_then(|port| u16::try_from(port).ok());
+        let epoch = number("config-epoch").unwrap_or(0);
         match host.zip(port) {
-            Some((host, port)) => Ok(Named { epoch: number("config-epoch").unwrap_or(0), host, port }),
+            Some(_) if epoch < self.latest.load(Ordering::Relaxed) => Err(Unnamed::Outdated),
+            Some((host, port)) => Ok(Named { epoch, host, port }),
             None => Err(Unnamed::Failed(io::Error::from(io::ErrorKind::InvalidData).into())),
         }
     }
@@ -158,6 +169,7 @@ impl Sentinels {
         match why {
             Unnamed::UnknownService => format!("Sentinel {address} watches no service '{}'", self.service),
             Unnamed::NotASentinel => format!("{address} is no Sentinel"),
+            Unnamed::Outdated => format!("Sentinel {address} has missed the last failover"),
             Unnamed::Failed(error)
                 if error.code() == Some("NOAUTH") || error.kind() == ErrorKind::AuthenticationFailed =>
             {
