@@ -16,7 +16,7 @@ use clap::Args;
 
 use crate::credentials::{Caller, Credentials, Tokens};
 use crate::data_dir;
-use crate::store::redis::address::Address;
+use crate::redis_address::RedisAddress;
 
 /// Events that may wait for SQL per campaign before new claims are refused.
 pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
@@ -115,7 +115,7 @@ pub struct Config {
     /// The data directory, absolute; it exists.
     pub data_dir: PathBuf,
     /// Where the operator's Redis is; `None` runs the managed one.
-    pub redis_address: Option<Address>,
+    pub redis_address: Option<RedisAddress>,
     /// This core's consumer name: the same after a restart, so that the relay finds the entries that it had read.
     pub core_id: String,
     /// The managed Redis' password.
@@ -217,9 +217,10 @@ fn batch_max(text: Option<&str>) -> Result<usize, ConfigError> {
     }
 }
 
-fn redis_address(url: &str) -> Result<Address, ConfigError> {
+fn redis_address(url: &str) -> Result<RedisAddress, ConfigError> {
     let sentinel_password = secret("CLAIMGATE_REDIS_SENTINEL_PASSWORD")?;
-    Address::parse(url, sentinel_password.as_deref()).map_err(|problem| wrong("CLAIMGATE_REDIS_URL", problem))
+    RedisAddress::parse(url, sentinel_password.as_deref())
+        .map_err(|problem| wrong("CLAIMGATE_REDIS_URL", problem))
 }
 
 fn database_url(text: Option<&str>, data_dir: &Path) -> Result<String, ConfigError> {

@@ -14,6 +14,7 @@ pub mod engine;
 pub mod http;
 pub mod jobs;
 pub mod metrics;
+pub mod redis_address;
 mod server;
 pub mod step;
 pub mod store;

@@ -27,7 +27,7 @@ use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
 use crate::metrics;
-use crate::store::redis::address::Address;
+use crate::redis_address::RedisAddress;
 use crate::store::redis::managed::{ManagedRedis, Settings};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::SqlStore;
@@ -210,7 +210,7 @@ async fn database(config: &Config) -> anyhow::Result<SqlStore> {
     Ok(sql.for_callers((config.concurrency_max / 4).max(1)))
 }
 
-fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, Address)> {
+fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, RedisAddress)> {
     if let Some(address) = &config.redis_address {
         return Ok((None, address.clone()));
     }
@@ -219,7 +219,7 @@ fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, Address)> {
         password: config.redis_password.clone(),
         maxmemory_bytes: config.redis_maxmemory_bytes,
     })?;
-    let address = Address::parse(&managed.url(&config.redis_password), None);
+    let address = RedisAddress::parse(&managed.url(&config.redis_password), None);
     Ok((
         Some(managed),
         address.map_err(|problem| anyhow::anyhow!("the address of core's own Redis {problem}"))?,

@@ -5,21 +5,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of core, and what it may import of core.
-const LAYERS: [(&str, &[&str]); 14] = [
+const LAYERS: [(&str, &[&str]); 15] = [
     ("step", &[]),
     ("clock", &[]),
     ("metrics", &[]),
     ("credentials", &[]),
     ("data_dir", &[]),
-    ("config", &["credentials", "data_dir"]),
+    ("redis_address", &[]),
+    ("config", &["credentials", "data_dir", "redis_address"]),
     ("domain", &[]),
-    ("store::redis", &["domain", "metrics", "step"]),
+    ("store::redis", &["domain", "metrics", "redis_address", "step"]),
     ("store::sql", &["domain", "step"]),
-    ("engine", &["clock", "config", "domain", "metrics", "store"]),
-    ("doctor", &["clock", "config", "data_dir", "store"]),
+    ("engine", &["clock", "config", "domain", "metrics", "redis_address", "store"]),
+    ("doctor", &["clock", "config", "data_dir", "redis_address", "store"]),
     ("http", &["clock", "credentials", "domain", "engine", "store"]),
     ("jobs", &["clock", "domain", "engine", "metrics", "store"]),
-    ("server", &["config", "doctor", "engine", "http", "jobs", "metrics", "store"]),
+    ("server", &["config", "doctor", "engine", "http", "jobs", "metrics", "redis_address", "store"]),
 ];
 /// The command line, at the top, may import all of it.
 const TOP: [&str; 4] = ["", "cli", "main", "store"];

@@ -7,6 +7,7 @@ use sqlx::{AnyConnection, Connection as _, Row as _};
 use super::database;
 use super::report::Finding;
 use super::setup::{Database, Setup, WAIT};
+use crate::store::redis::connections::primaries;
 use crate::store::redis::keys;
 
 /// Campaigns of Redis that are compared with the database.
@@ -28,7 +29,7 @@ async fn compare(setup: &Setup) -> Result<Vec<Finding>, Failure> {
         Database::Sqlite(file) => format!("sqlite://{}?mode=ro", file.display()),
         Database::Postgres(url) => url.clone(),
     };
-    let servers = redis.primaries(WAIT).await?.into_iter();
+    let servers = primaries(redis, WAIT).await?.into_iter();
     let mut servers: Vec<_> =
         servers.filter_map(|(_, server)| server.ok().map(|server| server.connection)).collect();
     let mut sql = database::connect(&sql).await?;

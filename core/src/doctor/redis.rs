@@ -9,7 +9,8 @@ use super::report::{Finding, Report, Severity};
 use super::setup::{Redis, WAIT};
 use super::{clocks, system};
 use crate::clock;
-use crate::store::redis::address::Address;
+use crate::redis_address::RedisAddress;
+use crate::store::redis::connections::primaries;
 use crate::store::redis::primary::{NoPrimary, Primary};
 use crate::store::redis::sentinel::Sentinels;
 
@@ -74,8 +75,8 @@ pub(super) async fn examine(redis: &Redis, report: &mut Report) {
         Redis::Own { address, .. } => (address.as_ref(), false),
         Redis::Given { address } => (Some(address), true),
     };
-    if let Some(Address::Sentinel(sentinels)) = address {
-        report.findings.extend(silent_sentinels(sentinels).await);
+    if let Some(RedisAddress::Sentinel(sentinels)) = address {
+        report.findings.extend(silent_sentinels(&Sentinels::new(sentinels.clone())).await);
     }
     let asked = match address {
         Some(address) => tokio::time::timeout(WAIT, ask(address, given)).await,
@@ -114,9 +115,9 @@ async fn silent_sentinels(sentinels: &Sentinels) -> Vec<Finding> {
 }
 
 /// What is found of the one Redis there is, or of each primary of a cluster, with its name before.
-async fn ask(address: &Address, given: bool) -> Result<Vec<Finding>, NoPrimary> {
+async fn ask(address: &RedisAddress, given: bool) -> Result<Vec<Finding>, NoPrimary> {
     let mut found = Vec::new();
-    for (name, primary) in address.primaries(RESPONSE_TIMEOUT).await? {
+    for (name, primary) in primaries(address, RESPONSE_TIMEOUT).await? {
         if name.is_empty() {
             found.extend(look_at(primary?, given).await?);
             continue;

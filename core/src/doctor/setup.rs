@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::config::Config;
-use crate::store::redis::address::Address;
+use crate::redis_address::RedisAddress;
 use crate::store::redis::managed;
 
 /// The longest that Redis, or the database, is waited for in all.
@@ -14,9 +14,9 @@ pub(super) const WAIT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) enum Redis {
     /// Core's own: where it listens while core runs, and its memory limit in bytes.
-    Own { address: Option<Address>, maxmemory_bytes: u64 },
+    Own { address: Option<RedisAddress>, maxmemory_bytes: u64 },
     /// That of `CLAIMGATE_REDIS_URL`.
-    Given { address: Address },
+    Given { address: RedisAddress },
 }
 
 /// The database of the set-up.
@@ -41,7 +41,7 @@ impl Setup {
             Some(address) => Redis::Given { address: address.clone() },
             None => Redis::Own {
                 address: managed::url(&config.data_dir, &config.redis_password)
-                    .and_then(|url| Address::parse(&url, None).ok()),
+                    .and_then(|url| RedisAddress::parse(&url, None).ok()),
                 maxmemory_bytes: config.redis_maxmemory_bytes,
             },
         };
@@ -54,7 +54,7 @@ impl Setup {
     }
 
     /// Where Redis listens; `None` when it is core's own and not running.
-    pub fn redis_address(&self) -> Option<&Address> {
+    pub fn redis_address(&self) -> Option<&RedisAddress> {
         match &self.redis {
             Redis::Own { address, .. } => address.as_ref(),
             Redis::Given { address } => Some(address),

@@ -11,8 +11,8 @@ use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
 use crate::config::{ARCHIVE_AFTER_DEFAULT, BATCH_MAX, OUTBOX_MAX_DEFAULT};
+use crate::redis_address::RedisAddress;
 use crate::store::redis::RedisStore;
-use crate::store::redis::address::Address;
 use crate::store::sql::SqlStore;
 
 /// Decides claims and keeps campaigns, on one Redis and one database.
@@ -92,7 +92,7 @@ impl Builder {
     }
 
     /// The engine on the Redis at `address`. Connects with the first call, not here.
-    pub fn on(self, address: impl Into<Address>) -> Engine {
+    pub fn on(self, address: impl Into<RedisAddress>) -> Engine {
         let redis = Arc::new(RedisStore::new(address, self.outbox_max));
         let sync = Arc::new(CampaignSync { redis, sql: self.sql });
         let recovery = Arc::new(Recovery::new(Arc::clone(&sync), self.archive_after));

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::utc_offsets::day_text;
-use crate::store::redis::address::Address;
+use crate::redis_address::RedisAddress;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::loader::LoadError;
 use crate::store::redis::{ClaimScan, KeysOwner, RedisStore, RedisStoreError};
@@ -68,7 +68,7 @@ impl From<std::io::Error> for ForeignError {
 /// Nothing was removed: there are no such keys, the campaign belongs to `database_url`, a core serves it, its layout is
 /// unknown, `file` exists, or a store did not answer. The campaign may stay suspended until its own core loads it.
 pub async fn export_and_drop(
-    (redis, database_url): (&Address, &str),
+    (redis, database_url): (&RedisAddress, &str),
     id: &CampaignId,
     file: &Path,
 ) -> Result<usize, ForeignError> {

@@ -14,10 +14,10 @@ use futures_util::future::join_all;
 use redis::{Client, ConnectionAddr, RedisError, Value, from_redis_value};
 use tokio::time::{Instant, timeout};
 
-use super::address::{Address, at};
-use super::connection::Server;
-use super::primary::{NoPrimary, connect};
+use super::primary::{Mode, NoPrimary, connect};
+use super::server::{Server, Way};
 use super::slot::Slot;
+use crate::redis_address::at;
 
 /// The longest that one node is waited for.
 const ASK_MAX: Duration = Duration::from_millis(300);
@@ -25,10 +25,6 @@ const ASK_MAX: Duration = Duration::from_millis(300);
 const READ_PAUSE: Duration = Duration::from_millis(50);
 /// Errors by which a node says that it did nothing, since the slot is not its own, or not yet.
 const REDIRECTS: [&str; 5] = ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN"];
-
-/// Nodes of a cluster by which the others are found: one client each, at least one.
-#[derive(Debug, Clone)]
-pub struct Nodes(pub(super) Vec<Client>);
 
 /// A node's host and port.
 pub(super) type Place = (String, u16);
@@ -47,7 +43,8 @@ struct Map {
 /// A cluster, as all threads know it.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    seeds: Nodes,
+    /// Nodes by which the others are found: at least one.
+    seeds: Vec<Client>,
     map: RwLock<Arc<Map>>,
     /// When the map was last read, or could not be; held meanwhile.
     read: tokio::sync::Mutex<Option<(Instant, Result<(), NoPrimary>)>>,
@@ -62,7 +59,7 @@ pub(super) fn is_redirect(error: &RedisError) -> bool {
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Nodes) -> Self {
+    pub(super) fn new(seeds: Vec<Client>) -> Self {
         Self {
             seeds,
             map: RwLock::default(),
@@ -112,7 +109,8 @@ impl Cluster {
         if let Some(server) = servers.get(place) {
             return Ok(Arc::clone(server));
         }
-        let server = Server::new(Address::Node(self.client(place)?), Arc::clone(&self.generations));
+        let server =
+            Server::new(Way::Straight(self.client(place)?, Mode::Cluster), Arc::clone(&self.generations));
         let server = Arc::new(server);
         servers.insert(place.clone(), Arc::clone(&server));
         Ok(server)
@@ -120,7 +118,7 @@ impl Cluster {
 
     fn client(&self, (host, port): &Place) -> Result<Client, RedisError> {
         // All nodes are spoken to alike.
-        let seed = self.seeds.0.first().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let seed = self.seeds.first().ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
         let seed = seed.get_connection_info();
         Client::open(seed.clone().set_addr(at(seed.addr(), host.clone(), *port)))
     }
@@ -164,7 +162,7 @@ impl Cluster {
 
     /// The map of the node that knows of the latest configuration.
     async fn ask_all(&self, known: &Map) -> Result<Map, NoPrimary> {
-        let mut clients = self.seeds.0.clone();
+        let mut clients = self.seeds.clone();
         for place in &known.places {
             let client = self.client(place)?;
             if clients.iter().all(|other| address_of(other) != address_of(&client)) {

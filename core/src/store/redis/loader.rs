@@ -3,9 +3,9 @@
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 use redis::ScriptInvocation;
 
-use super::connection::Session;
 use super::keys::Keys;
 use super::replies::Suspended;
+use super::server::Session;
 use super::state::{self, Identity};
 use super::{HashEntry, RedisStore, RedisStoreError, call_on};
 use super::{replies, scripts};

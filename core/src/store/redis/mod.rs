@@ -1,9 +1,8 @@
 //! The only way to Redis: scripts, and what their replies mean to the rest of core.
 
-pub mod address;
 pub mod calls;
-pub mod cluster;
-mod connection;
+mod cluster;
+pub mod connections;
 pub mod keys;
 pub mod lease;
 pub mod loader;
@@ -13,6 +12,7 @@ pub mod primary;
 pub mod replies;
 pub mod scripts;
 pub mod sentinel;
+mod server;
 pub mod slot;
 pub mod state;
 pub mod survey;
@@ -23,20 +23,20 @@ use claimgate_shared::{Timestamp, UserId};
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
-use self::address::Address;
 use self::calls::CampaignCall;
 use self::cluster::is_redirect;
-use self::connection::Connections;
-pub use self::connection::Session;
+use self::connections::Connections;
 use self::keys::Keys;
 use self::primary::NoPrimary;
 use self::replies::{LeaseReply, Malformed, Ready};
+pub use self::server::Session;
 use self::slot::Slot;
 use self::state::Identity;
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
 use crate::domain::counters::{Epoch, Generation};
 use crate::domain::not_ready::NotReadyReason;
+use crate::redis_address::RedisAddress;
 use crate::step;
 
 /// Why Redis gave no answer that counts.
@@ -161,7 +161,7 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// A store at `address`; connects when first asked.
-    pub fn new(address: impl Into<Address>, outbox_max: u64) -> Self {
+    pub fn new(address: impl Into<RedisAddress>, outbox_max: u64) -> Self {
         Self { connections: Connections::new(address.into()), outbox_max }
     }
 

@@ -6,19 +6,18 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, Value};
+use redis::{Client, ConnectionAddr, ErrorKind, RedisError, Value};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::address::at;
 use super::primary::{Mode, NoPrimary, Primary, connect};
+use crate::redis_address::{SentinelAddress, at};
 
 /// The longest that one sentinel is waited for.
 const ASK_MAX: Duration = Duration::from_millis(300);
@@ -32,17 +31,12 @@ const SILENCE_MAX: Duration = Duration::from_secs(3);
 /// How long after a broken subscription the next one begins.
 const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Sentinels, and the service that they watch.
-#[derive(Debug, Clone)]
+/// Sentinels, and what they are believed.
+#[derive(Debug)]
 pub struct Sentinels {
-    /// One client per sentinel; at least one.
-    pub(super) clients: Vec<Client>,
-    /// The service's name.
-    pub(super) service: String,
-    /// How its servers are spoken to, at whatever address.
-    pub(super) server: ConnectionInfo,
+    address: SentinelAddress,
     /// The epoch of the latest failover whose primary was connected to: an earlier one's is not believed any more.
-    pub(super) latest: Arc<AtomicU64>,
+    latest: AtomicU64,
 }
 
 /// What a sentinel says of the primary.
@@ -78,6 +72,11 @@ impl From<RedisError> for Unnamed {
 }
 
 impl Sentinels {
+    /// The Sentinels at `address`, none of which was asked yet.
+    pub fn new(address: SentinelAddress) -> Self {
+        Self { address, latest: AtomicU64::new(0) }
+    }
+
     /// Connects to the primary, whose replies are waited for for `response_timeout` at most.
     ///
     /// # Errors
@@ -114,14 +113,14 @@ impl Sentinels {
     /// most of them agree.
     async fn ask_all(&self) -> Result<Vec<Named>, NoPrimary> {
         let ask = |sentinel| async move { (sentinel, self.ask(sentinel).await) };
-        let mut asked: FuturesUnordered<_> = self.clients.iter().map(ask).collect();
+        let mut asked: FuturesUnordered<_> = self.address.clients.iter().map(ask).collect();
         let (mut named, mut unnamed) = (Vec::new(), Vec::new());
         while let Some((sentinel, answer)) = asked.next().await {
             match answer {
                 Ok(answer) => {
                     let alike = 1 + named.iter().filter(|other| **other == answer).count();
                     named.push(answer);
-                    if alike * 2 > self.clients.len() {
+                    if alike * 2 > self.address.clients.len() {
                         break;
                     }
                 }
@@ -134,7 +133,7 @@ impl Sentinels {
     /// What one sentinel says.
     async fn ask(&self, sentinel: &Client) -> Result<Named, Unnamed> {
         let mut command = redis::cmd("SENTINEL");
-        command.arg("MASTER").arg(&self.service);
+        command.arg("MASTER").arg(&self.address.service);
         let asked = async {
             let mut connection = connect(sentinel, ASK_MAX).await?;
             command.query_async::<HashMap<String, String>>(&mut connection).await
@@ -154,7 +153,7 @@ impl Sentinels {
     /// Why there is no primary when no sentinel named one.
     fn no_primary(&self, unnamed: &[(&Client, Unnamed)]) -> NoPrimary {
         if unnamed.iter().all(|(_, why)| *why == Unnamed::UnknownService) {
-            return NoPrimary::UnknownService(self.service.as_str().into());
+            return NoPrimary::UnknownService(self.address.service.as_str().into());
         }
         if unnamed.iter().all(|(_, why)| *why == Unnamed::NotASentinel) {
             return NoPrimary::NotASentinel;
@@ -167,7 +166,9 @@ impl Sentinels {
     fn reason(&self, sentinel: &Client, why: &Unnamed) -> String {
         let address = address_of(sentinel);
         match why {
-            Unnamed::UnknownService => format!("Sentinel {address} watches no service '{}'", self.service),
+            Unnamed::UnknownService => {
+                format!("Sentinel {address} watches no service '{}'", self.address.service)
+            }
             Unnamed::NotASentinel => format!("{address} is no Sentinel"),
             Unnamed::Outdated => format!("Sentinel {address} has missed the last failover"),
             Unnamed::Failed(error)
@@ -181,17 +182,17 @@ impl Sentinels {
 
     /// A client of the server that is named.
     fn client(&self, named: &Named) -> Result<Client, RedisError> {
-        Client::open(self.server.clone().set_addr(self.address(named)))
+        Client::open(self.address.server.clone().set_addr(self.address(named)))
     }
 
     fn address(&self, named: &Named) -> ConnectionAddr {
-        at(self.server.addr(), named.host.clone(), named.port)
+        at(self.address.server.addr(), named.host.clone(), named.port)
     }
 
     /// Sends the primary's address to `heard` whenever a sentinel tells of a switch, and whenever one can be heard again. Never
     /// returns.
     pub(super) async fn listen(&self, heard: &UnboundedSender<ConnectionAddr>) {
-        join_all(self.clients.iter().map(|sentinel| self.listen_to(sentinel, heard))).await;
+        join_all(self.address.clients.iter().map(|sentinel| self.listen_to(sentinel, heard))).await;
     }
 
     async fn listen_to(&self, sentinel: &Client, heard: &UnboundedSender<ConnectionAddr>) -> Infallible {
@@ -239,7 +240,7 @@ impl Sentinels {
             let why = self.ask(sentinel).await.err()?;
             Some(self.reason(sentinel, &why))
         };
-        join_all(self.clients.iter().map(ask)).await.into_iter().flatten().collect()
+        join_all(self.address.clients.iter().map(ask)).await.into_iter().flatten().collect()
     }
 }
 

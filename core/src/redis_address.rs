@@ -1,14 +1,6 @@
 //! Where Redis is: the forms of `CLAIMGATE_REDIS_URL`.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use futures_util::future::join_all;
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo as _, RedisConnectionInfo};
-
-use super::cluster::{Cluster, Nodes};
-use super::primary::{Mode, NoPrimary, Primary};
-use super::sentinel::Sentinels;
 
 /// The port of a sentinel whose address has none.
 const SENTINEL_PORT: u16 = 26379;
@@ -17,24 +9,33 @@ const NODE_PORT: u16 = 6379;
 
 /// Where Redis is. What it prints of itself has no password.
 #[derive(Debug, Clone)]
-pub enum Address {
+pub enum RedisAddress {
     /// One server, which must be a primary.
     Server(Client),
     /// The primary that Sentinel names.
-    Sentinel(Sentinels),
-    /// The primaries of a cluster.
-    Cluster(Nodes),
-    /// One node of a cluster, which must be a primary.
-    Node(Client),
+    Sentinel(SentinelAddress),
+    /// The primaries of a cluster, found by these nodes of it: one client each, at least one.
+    Cluster(Vec<Client>),
 }
 
-impl From<Client> for Address {
+/// Sentinels, and the service that they watch.
+#[derive(Debug, Clone)]
+pub struct SentinelAddress {
+    /// One client per sentinel; at least one.
+    pub clients: Vec<Client>,
+    /// The service's name.
+    pub service: String,
+    /// How its servers are spoken to, at whatever address.
+    pub server: ConnectionInfo,
+}
+
+impl From<Client> for RedisAddress {
     fn from(client: Client) -> Self {
         Self::Server(client)
     }
 }
 
-impl Address {
+impl RedisAddress {
     /// The address that `url` gives; `sentinel_password` opens the sentinels themselves.
     ///
     /// # Errors
@@ -54,42 +55,10 @@ impl Address {
             }),
         }
     }
-
-    /// Connects to the primary, whose replies are waited for for `response_timeout` at most.
-    ///
-    /// # Errors
-    /// When there is none that answers, and for a cluster, which has more than one.
-    pub(super) async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
-        match self {
-            Self::Server(client) => Primary::connect(client.clone(), Mode::Alone, response_timeout).await,
-            Self::Sentinel(sentinels) => sentinels.connect(response_timeout).await,
-            Self::Node(client) => Primary::connect(client.clone(), Mode::Cluster, response_timeout).await,
-            Self::Cluster(_) => Err(NoPrimary::Cluster),
-        }
-    }
-
-    /// Connects to every primary: of a cluster each with its address, else the one there is, with none.
-    ///
-    /// # Errors
-    /// When no node of the cluster answers.
-    pub async fn primaries(&self, response_timeout: Duration) -> Result<Connected, NoPrimary> {
-        let Self::Cluster(nodes) = self else {
-            return Ok(vec![(String::new(), self.connect(response_timeout).await)]);
-        };
-        let clients = Cluster::new(nodes.clone()).clients().await?;
-        let connected = clients.into_iter().map(|client| async move {
-            let name = client.get_connection_info().addr().to_string();
-            (name, Primary::connect(client, Mode::Cluster, response_timeout).await)
-        });
-        Ok(join_all(connected).await)
-    }
 }
 
-/// Primaries by their names.
-pub type Connected = Vec<(String, Result<Primary, NoPrimary>)>;
-
 /// The address of `host` and `port`, reached as `like` is.
-pub(super) fn at(like: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
+pub fn at(like: &ConnectionAddr, host: String, port: u16) -> ConnectionAddr {
     match like {
         ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
             let tls_params = tls_params.clone();
@@ -100,7 +69,7 @@ pub(super) fn at(like: &ConnectionAddr, host: String, port: u16) -> ConnectionAd
 }
 
 /// The nodes of `[user:password@]HOST[:PORT][,…]`, spoken to by `scheme`.
-fn nodes(scheme: &str, rest: &str) -> Result<Nodes, String> {
+fn nodes(scheme: &str, rest: &str) -> Result<Vec<Client>, String> {
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let (user, hosts) = rest.rsplit_once('@').map_or(("", rest), |(user, hosts)| (user, hosts));
     if user.contains('/') {
@@ -112,7 +81,7 @@ fn nodes(scheme: &str, rest: &str) -> Result<Nodes, String> {
         let client = address.and_then(|address| Client::open(own.clone().set_addr(address)).ok());
         client.ok_or_else(|| format!("node {} must be HOST or HOST:PORT, with nothing behind it", number + 1))
     };
-    hosts.split(',').enumerate().map(client).collect::<Result<_, _>>().map(Nodes)
+    hosts.split(',').enumerate().map(client).collect()
 }
 
 /// How the servers are spoken to, as `user`; the host in it is to be replaced.
@@ -123,7 +92,7 @@ fn server_settings(scheme: &str, user: &str, db: &str) -> Result<ConnectionInfo,
 }
 
 /// The sentinels of `[user:password@]HOST[:PORT][,…]/SERVICE[?db=N]`, spoken to by `scheme`, as their servers are.
-fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentinels, String> {
+fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<SentinelAddress, String> {
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, service) = rest.split_once('/').unwrap_or((rest, ""));
     let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
@@ -153,7 +122,7 @@ fn sentinels(scheme: &str, rest: &str, password: Option<&str>) -> Result<Sentine
     };
     let clients = addresses.into_iter().map(client).collect::<Result<Vec<_>, _>>();
     let clients = clients.map_err(|_| "has a sentinel that cannot be connected to".to_owned())?;
-    Ok(Sentinels { clients, service: service.to_owned(), server, latest: Arc::default() })
+    Ok(SentinelAddress { clients, service: service.to_owned(), server })
 }
 
 /// The address of one host of a list, at `port` if it names none; `None` when it is no address.
@@ -172,9 +141,9 @@ fn host_address(scheme: &str, host: &str, port: u16) -> Option<ConnectionAddr> {
 mod tests {
     use super::*;
 
-    fn sentinels_of(url: &str) -> Sentinels {
-        match Address::parse(url, Some("their own")) {
-            Ok(Address::Sentinel(sentinels)) => sentinels,
+    fn sentinels_of(url: &str) -> SentinelAddress {
+        match RedisAddress::parse(url, Some("their own")) {
+            Ok(RedisAddress::Sentinel(sentinels)) => sentinels,
             other => panic!("{url}: {other:?}"),
         }
     }
@@ -182,7 +151,7 @@ mod tests {
     #[test]
     fn a_plain_url_is_one_server() {
         for url in ["redis://h", "redis://u:p@h:1/2", "rediss://h:1", "unix:///run/redis.sock"] {
-            assert!(matches!(Address::parse(url, None), Ok(Address::Server(_))), "{url}");
+            assert!(matches!(RedisAddress::parse(url, None), Ok(RedisAddress::Server(_))), "{url}");
         }
     }
 
@@ -209,14 +178,15 @@ mod tests {
 
     #[test]
     fn nodes_of_a_cluster_have_one_user() {
-        let Ok(Address::Cluster(nodes)) = Address::parse("rediss+cluster://u:secret@a:1,[::1],c", None)
+        let Ok(RedisAddress::Cluster(nodes)) =
+            RedisAddress::parse("rediss+cluster://u:secret@a:1,[::1],c", None)
         else {
             panic!("no cluster");
         };
         let addresses: Vec<_> =
-            nodes.0.iter().map(|client| client.get_connection_info().addr().to_string()).collect();
+            nodes.iter().map(|client| client.get_connection_info().addr().to_string()).collect();
         assert_eq!(addresses, ["a:1", "::1:6379", "c:6379"]);
-        for client in &nodes.0 {
+        for client in &nodes {
             let info = client.get_connection_info();
             assert_eq!(
                 (info.redis_settings().username(), info.redis_settings().password()),
@@ -251,7 +221,7 @@ mod tests {
             ("http://u:secret@a", "redis://"),
             ("", "redis://"),
         ] {
-            let problem = Address::parse(url, None).unwrap_err();
+            let problem = RedisAddress::parse(url, None).unwrap_err();
             assert!(problem.contains(part) && !problem.contains("secret"), "{url}: {problem}");
         }
     }

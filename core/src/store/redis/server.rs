@@ -1,0 +1,230 @@
+//! A server, and the generations of the connections to it.
+//!
+//! Connections that are proven to lead to the same run of the same server are of one generation, which ends for all of them
+//! when one breaks, or when another server takes its place.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::primary::{Mode, NoPrimary, Primary, Run, connect};
+use super::sentinel::Sentinels;
+use crate::domain::counters::Generation;
+
+/// The longest a call waits for Redis; the edge gives core 2 s in all.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// After a failed attempt to connect, calls fail at once for this long, without a further attempt.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How a server is found.
+#[derive(Debug)]
+pub(super) enum Way {
+    /// It is the one at this address.
+    Straight(Client, Mode),
+    /// It is the one that Sentinel names.
+    Sentinel(Sentinels),
+}
+
+impl Way {
+    async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
+        match self {
+            Self::Straight(client, mode) => Primary::connect(client.clone(), *mode, response_timeout).await,
+            Self::Sentinel(sentinels) => sentinels.connect(response_timeout).await,
+        }
+    }
+}
+
+/// A connection and its generation: the first is 1.
+#[derive(Debug, Clone)]
+pub struct Session {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) generation: Generation,
+    /// The server's replication id, which changes when it is promoted.
+    pub(super) replication_id: Arc<str>,
+    client: Arc<Client>,
+    server: Arc<Server>,
+}
+
+impl Session {
+    /// The connection's generation: behind a connection of another generation may be another server.
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Whether calls are still made on connections of its generation.
+    pub(super) fn is_current(&self) -> bool {
+        self.server.current.load(Ordering::Acquire) == self.generation.get()
+    }
+
+    /// A separate connection to the same server, for calls that wait.
+    pub(super) async fn another(&self) -> Result<MultiplexedConnection, RedisError> {
+        connect(&self.client, RESPONSE_TIMEOUT).await
+    }
+
+    /// Ends its generation, if `error` shows that a connection of it is broken or leads to a server that is no primary any
+    /// more. All connections are then made again. Returns whether it shows so.
+    pub(super) async fn note(&self, error: &RedisError) -> bool {
+        let of_redis = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+        if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {
+            return false;
+        }
+        let mut state = self.server.state.lock().await;
+        if state.generation == self.generation {
+            self.server.end(&mut state);
+        }
+        true
+    }
+}
+
+/// What all connections to a server share.
+#[derive(Debug)]
+pub(super) struct Server {
+    way: Way,
+    /// The current generation; 0 while there is none.
+    current: AtomicU64,
+    /// The last generation of any server.
+    generations: Arc<AtomicU64>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The last generation of this server.
+    generation: Generation,
+    /// What the connections of the current generation lead to.
+    target: Option<Target>,
+    /// Where that is.
+    at: Option<ConnectionAddr>,
+    /// When the last attempt to connect failed, and its error.
+    failed: Option<(Instant, NoPrimary)>,
+}
+
+/// What the connections of a generation lead to.
+#[derive(Debug)]
+enum Target {
+    /// This run of a server; a further connection to it is of the same generation.
+    Run(Run),
+    /// A server that does not tell its run. Whether a further connection leads to the same one is unknown, so all share
+    /// this one.
+    Unknown(Session),
+}
+
+impl Server {
+    /// The server found by `way`, whose generations are counted with those of others by `generations`.
+    pub(super) fn new(way: Way, generations: Arc<AtomicU64>) -> Self {
+        Self { way, current: AtomicU64::new(0), generations, state: Mutex::default() }
+    }
+
+    /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
+    fn begin_or_join(self: &Arc<Self>, state: &mut State, primary: Primary) -> Session {
+        let Primary { connection, client, replication_id, run } = primary;
+        let joins = self.current.load(Ordering::Acquire) != 0
+            && matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
+        if !joins {
+            state.generation = Generation::new(1 + self.generations.fetch_add(1, Ordering::Relaxed));
+            state.at = Some(client.get_connection_info().addr().clone());
+        }
+        let (server, generation) = (Arc::clone(self), state.generation);
+        let session = Session { connection, generation, replication_id, client, server };
+        if !joins {
+            state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
+            self.current.store(state.generation.get(), Ordering::Release);
+        }
+        session
+    }
+
+    /// Ends the current generation, if there is one.
+    fn end(&self, state: &mut State) {
+        self.leave();
+        state.target = None;
+    }
+
+    /// Ends the current generation without waiting for an attempt to connect: the next connection begins another one.
+    pub(super) fn leave(&self) {
+        self.current.store(0, Ordering::Release);
+    }
+}
+
+/// The connection of one thread to one server.
+#[derive(Debug)]
+pub(super) struct Connection {
+    server: Arc<Server>,
+    /// The last session, which counts as long as its generation is current.
+    session: RwLock<Option<Session>>,
+}
+
+impl Connection {
+    pub(super) fn to(server: Arc<Server>) -> Self {
+        Self { server, session: RwLock::default() }
+    }
+
+    /// A further connection to the same server.
+    pub(super) fn another(&self) -> Self {
+        Self::to(Arc::clone(&self.server))
+    }
+
+    /// The Sentinels that name the server, if they do.
+    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.server.way {
+            Way::Sentinel(sentinels) => Some(sentinels),
+            Way::Straight(..) => None,
+        }
+    }
+
+    /// Ends the current generation, unless it is of the server at `primary`.
+    pub(super) async fn end_unless_at(&self, primary: &ConnectionAddr) {
+        let mut state = self.server.state.lock().await;
+        if state.target.is_some() && state.at.as_ref() != Some(primary) {
+            tracing::warn!(%primary, "Sentinel names another primary; connecting to it");
+            self.server.end(&mut state);
+        }
+    }
+
+    /// The current session, or a new one. Callers of all connections wait for the attempt in progress.
+    pub(super) async fn session(&self) -> Result<Session, NoPrimary> {
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let mut state = self.server.state.lock().await;
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        if let Some(Target::Unknown(session)) = &state.target
+            && session.is_current()
+        {
+            return Ok(self.keep(session));
+        }
+        if let Some((at, error)) = &state.failed
+            && at.elapsed() < CONNECT_PAUSE
+        {
+            return Err(error.clone());
+        }
+        match self.server.way.connect(RESPONSE_TIMEOUT).await {
+            Ok(primary) => {
+                state.failed = None;
+                Ok(self.keep(&self.server.begin_or_join(&mut state, primary)))
+            }
+            Err(error) => {
+                state.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// The session, if it is of the current generation.
+    fn current(&self) -> Option<Session> {
+        let session = self.session.read().unwrap_or_else(PoisonError::into_inner);
+        let generation = self.server.current.load(Ordering::Acquire);
+        session.as_ref().filter(|session| session.generation.get() == generation).cloned()
+    }
+
+    fn keep(&self, session: &Session) -> Session {
+        *self.session.write().unwrap_or_else(PoisonError::into_inner) = Some(session.clone());
+        session.clone()
+    }
+}
