@@ -227,7 +227,15 @@ async fn a_cluster_is_known_from_any_of_its_nodes() {
     for node in &set.nodes {
         let password = format!(">{PASSWORD}");
         let user = ["ACL", "SETUSER", "core", "on", &password, "~cg:*", "+@all"];
-        let may = ["-@dangerous", "-@admin", "+info", "+config|get", "+cluster|slots", "+cluster|info"];
+        let may = [
+            "-@dangerous",
+            "-@admin",
+            "+info",
+            "+config|get",
+            "+cluster|slots",
+            "+cluster|info",
+            "+cluster|myid",
+        ];
         node.view().await.query::<()>(&[&user[..], &may].concat()).await;
     }
     // One address is dead, one that of a replica.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use claimgate_shared::Timestamp;
+use futures_util::{StreamExt as _, stream};
 
 use super::handle::CampaignHandle;
 use super::recovery::{LEASE, Recovery, RecoveryError};
@@ -15,6 +16,8 @@ use crate::store::redis::loader::LoadError;
 const STEADY_MIN: Duration = Duration::from_secs(3600);
 /// Campaigns whose keys are removed in one go.
 const DROPS_MAX: u32 = 100;
+/// How many of them at once: of a cluster, one node's may be silent.
+const DROPS_AT_ONCE: usize = 8;
 
 impl Recovery {
     /// Whether `campaign` has been over for long enough by core's clock and by Redis' (`redis_now`), and both are steady.
@@ -78,12 +81,13 @@ impl Recovery {
     /// Removes the keys of campaigns that were evicted by a core that ended before it could remove them.
     ///
     /// # Errors
-    /// When Redis or SQL does not answer: what is left is for the next call.
+    /// When Redis or SQL does not answer, for one of them at least: what is left is for the next call.
     pub async fn drop_evicted(&self) -> Result<(), RecoveryError> {
-        for campaign in self.sync.sql.keys_to_drop(DROPS_MAX).await? {
+        let drops = self.sync.sql.keys_to_drop(DROPS_MAX).await?.into_iter().map(|campaign| async move {
             let handle = self.registry.update(campaign.clone());
-            self.drop_keys(&handle, &campaign).await?;
-        }
-        Ok(())
+            self.drop_keys(&handle, &campaign).await
+        });
+        let dropped: Vec<_> = stream::iter(drops).buffer_unordered(DROPS_AT_ONCE).collect().await;
+        dropped.into_iter().collect()
     }
 }

@@ -19,7 +19,7 @@ use crate::domain::utc_offsets::day_text;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::loader::LoadError;
-use crate::store::redis::{ClaimScan, KeysOwner, RedisStore, RedisStoreError};
+use crate::store::redis::{KeysOwner, RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
 
 /// How long a core that serves the campaign has to load it again.
@@ -125,7 +125,7 @@ async fn csv_of(redis: &RedisStore, keys: &Keys, id: &CampaignId) -> Result<(Vec
         "expires_at",
     ])?;
     let mut seen = HashSet::new();
-    let mut at = Some(ClaimScan::START);
+    let mut at = Some(redis.scan_claims(keys).await?);
     while let Some(from) = at {
         let (claims, next) = redis.claims_page(keys, from).await?;
         for (user, claim) in claims {

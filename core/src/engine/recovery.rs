@@ -22,10 +22,10 @@ use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::metrics;
+use crate::store::redis::RedisStoreError;
 use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
 use crate::store::redis::replies::Suspended;
-use crate::store::redis::{ClaimScan, RedisStoreError};
 use crate::store::sql::{History, LoadCursor, OutboxWriteError, SqlError};
 
 /// Lease TTL; a crashed loader blocks others this long.
@@ -252,7 +252,7 @@ impl Recovery {
             return Ok(0);
         }
         let mut lacking = Vec::new();
-        let mut at = Some(ClaimScan::START);
+        let mut at = Some(self.sync.redis.scan_claims(&handle.keys).await?);
         while let Some(from) = at {
             let (claims, next) = self.sync.redis.claims_page(&handle.keys, from).await?;
             lacking.extend(self.sync.sql.lacking(&drawn.id, claims).await?);

@@ -4,7 +4,11 @@
 //! event raises one claim's revision by one, so the sums tell exactly how much is missing. Nothing is repaired here: rows
 //! may be missing because an operator has deleted them.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
@@ -21,17 +25,45 @@ enum CompareError {
     Sql(#[from] SqlError),
 }
 
+/// After how long the campaigns are compared that could not be, since Redis did not answer.
+const RETRY: Duration = Duration::from_secs(10);
+
 /// Compares all campaigns whenever `returns` changes.
 pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>) {
     while returns.changed().await.is_ok() {
-        for handle in engine.registry.all() {
-            if let Err(error) = compare(engine, &handle).await {
-                // When it is back, all are compared again.
-                tracing::warn!(%error, "could not look for rows that SQL may have lost");
+        let mut left = engine.registry.all();
+        loop {
+            left = compare_all(engine, left).await;
+            if left.is_empty() {
                 break;
+            }
+            match timeout(RETRY, returns.changed()).await {
+                Ok(Ok(())) => left = engine.registry.all(),
+                Ok(Err(_)) => return,
+                Err(_) => {}
             }
         }
     }
+}
+
+/// Compares `campaigns`; returns those that Redis did not answer for.
+async fn compare_all(engine: &Engine, campaigns: Vec<Arc<CampaignHandle>>) -> Vec<Arc<CampaignHandle>> {
+    let mut left = Vec::new();
+    for handle in campaigns {
+        match compare(engine, &handle).await {
+            Ok(()) => {}
+            Err(CompareError::Redis(error)) => {
+                tracing::debug!(%error, campaign = %handle.campaign().id, "not compared with SQL yet");
+                left.push(handle);
+            }
+            Err(error) => {
+                // When it is back, all are compared again.
+                tracing::warn!(%error, "could not look for rows that SQL may have lost");
+                return Vec::new();
+            }
+        }
+    }
+    left
 }
 
 async fn compare(engine: &Engine, handle: &CampaignHandle) -> Result<(), CompareError> {

@@ -62,6 +62,8 @@ pub struct Maintenance {
     /// Campaigns yet to be looked at in this round.
     round: Vec<Arc<CampaignHandle>>,
     looks_a_tick: usize,
+    /// The look in progress, one at a time: a server that is silent holds up the next one, but nothing else.
+    looks: JoinSet<Looked>,
     /// Whether the last look failed.
     blind: bool,
     /// Campaigns whose outbox has entries, and when the oldest was written.
@@ -69,6 +71,9 @@ pub struct Maintenance {
     /// Campaigns whose eviction was tried, and until when it is not tried again.
     leaving: HashMap<CampaignId, Instant>,
 }
+
+/// Campaigns, and what a look at them showed, in their order.
+type Looked = (Vec<Arc<CampaignHandle>>, Result<Vec<Option<Look>>, RedisStoreError>);
 
 /// Why work on a campaign failed.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +144,7 @@ impl Maintenance {
             sweeps: JoinSet::new(),
             round: Vec::new(),
             looks_a_tick: 0,
+            looks: JoinSet::new(),
             blind: false,
             lagging: HashMap::new(),
             leaving: HashMap::new(),
@@ -171,11 +177,11 @@ impl Maintenance {
             self.begin_work();
             self.begin_sweeps();
             tokio::select! {
-                _ = ticks.tick() => {
+                _ = ticks.tick(), if self.looks.is_empty() => {
                     tick += 1;
-                    let looked = self.look(tick).await;
-                    self.log_failed_look(&looked);
+                    self.begin_look(tick);
                 }
+                Some(Ok((campaigns, looks))) = self.looks.join_next() => self.looked(&campaigns, looks),
                 () = notices.maintenance.arrived() => {}
                 () = notices.holds.arrived() => {}
                 () = until(self.resting.first().map(|(at, _)| *at)) => {}
@@ -281,8 +287,8 @@ impl Maintenance {
         }
     }
 
-    /// Looks at the next campaigns of the round, and each second at those whose outbox waits for SQL.
-    async fn look(&mut self, tick: u64) -> Result<(), RedisStoreError> {
+    /// Begins to look at the next campaigns of the round, and each second at those whose outbox waits for SQL.
+    fn begin_look(&mut self, tick: u64) {
         if self.round.is_empty() {
             self.round = self.registry().all();
             self.looks_a_tick = LOOKS_MIN.max(self.round.len().div_ceil(TICKS_A_ROUND));
@@ -296,13 +302,28 @@ impl Maintenance {
         }
         campaigns.retain(|handle| handle.campaign().evicted.is_none());
         if campaigns.is_empty() {
-            return Ok(());
+            return;
         }
-        let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
-        // Read before Redis is asked: Redis may have come further by then, never less far.
-        let targets: Vec<_> =
-            campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
-        let looks = self.recovery.sync.redis.survey(&targets).await?;
+        let sync = Arc::clone(&self.recovery.sync);
+        self.looks.spawn(async move {
+            let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
+            // Read before Redis is asked: Redis may have come further by then, never less far.
+            let targets: Vec<_> =
+                campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
+            let looks = sync.redis.survey(&targets).await;
+            drop(targets);
+            (campaigns, looks)
+        });
+    }
+
+    /// Handles the end of a look.
+    fn looked(
+        &mut self,
+        campaigns: &[Arc<CampaignHandle>],
+        looks: Result<Vec<Option<Look>>, RedisStoreError>,
+    ) {
+        self.log_failed_look(&looks);
+        let looks = looks.unwrap_or_default();
         for (handle, look) in campaigns.iter().zip(&looks) {
             if let Some(look) = look {
                 self.see(handle, look);
@@ -311,17 +332,16 @@ impl Maintenance {
         if let Some(now) = looks.iter().flatten().map(|look| look.now).max() {
             self.tell_lag(now);
         }
-        Ok(())
     }
 
     /// Logs once that campaigns at rest cannot be looked at, until they can be again.
-    fn log_failed_look(&mut self, looked: &Result<(), RedisStoreError>) {
-        if let Err(error) = looked
+    fn log_failed_look<T>(&mut self, looks: &Result<T, RedisStoreError>) {
+        if let Err(error) = looks
             && !self.blind
         {
             tracing::warn!(%error, "campaigns at rest are not looked at");
         }
-        self.blind = looked.is_err();
+        self.blind = looks.is_err();
     }
 
     /// Handles the look at one campaign: records what it found, and admits the campaign if it needs work.

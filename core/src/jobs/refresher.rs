@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::CampaignId;
+use futures_util::{StreamExt as _, stream};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 
@@ -28,6 +29,8 @@ const PING_STUCK_MAX: Duration = Duration::from_secs(10);
 const SQL_MAX: Duration = Duration::from_secs(5);
 /// The longest that applying one campaign's rules may take.
 const APPLY_MAX: Duration = Duration::from_secs(3);
+/// Campaigns whose rules are applied at once: of a cluster, one node's may be silent.
+const APPLIES_MAX: usize = 8;
 /// The longest that one round may spend on renewing applied rules, so that their UTC offsets reach far ahead.
 const RENEWAL_MAX: Duration = Duration::from_millis(500);
 /// The most changed campaigns that are read one by one; more than this are read by pages.
@@ -93,9 +96,8 @@ impl Refresher {
         self.states.extend(changed);
         // Only now: after a failure all of it has to be done again.
         self.stamp = Some(stamp);
-        for handle in ids.iter().filter_map(|id| self.engine.registry.get(id)) {
-            self.put_into_force(&handle).await;
-        }
+        let changed = ids.iter().filter_map(|id| self.engine.registry.get(id));
+        self.put_all_into_force(changed.collect(), None).await;
         Ok(())
     }
 
@@ -129,6 +131,13 @@ impl Refresher {
         }
     }
 
+    /// Applies the rules of `campaigns` where that is needed, beginning with none after `until`.
+    async fn put_all_into_force(&self, campaigns: Vec<Arc<CampaignHandle>>, until: Option<Instant>) {
+        let in_time = campaigns.into_iter().take_while(|_| until.is_none_or(|until| Instant::now() <= until));
+        let applied = |handle: Arc<CampaignHandle>| async move { self.put_into_force(&handle).await };
+        stream::iter(in_time).for_each_concurrent(APPLIES_MAX, applied).await;
+    }
+
     /// Applies a campaign's rules if that is needed and the campaign is ready; one that is not gets them by being loaded.
     async fn put_into_force(&self, handle: &CampaignHandle) {
         if !handle.is_in_redis() || !handle.rules_are_due() {
@@ -144,13 +153,7 @@ impl Refresher {
 
     /// Applies rules that could not be applied when they changed, and those that are due for renewal.
     async fn renew(&self) {
-        let until = Instant::now() + RENEWAL_MAX;
-        for handle in self.engine.registry.all() {
-            self.put_into_force(&handle).await;
-            if Instant::now() > until {
-                return;
-            }
-        }
+        self.put_all_into_force(self.engine.registry.all(), Some(Instant::now() + RENEWAL_MAX)).await;
     }
 }
 

@@ -1,11 +1,13 @@
 //! Redis Cluster: which node is the primary of which slot.
 //!
 //! The map is read when it is first needed, and again by the call that a node refuses as not its own, or does not answer:
-//! calls on other nodes go on by the map there is. All nodes that are known are asked at once, and the one that knows of the
-//! latest configuration is believed: a node that is cut off from the others knows of an older one.
+//! calls on other nodes go on by the map there is. All nodes that are known are asked at once, and each is believed about
+//! itself: it says which slots are its own, and by which configuration epoch it came by them. Where two nodes want a slot,
+//! the later epoch has it, as in the cluster itself; a node that is cut off from the others has an older one.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::ops::RangeInclusive;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -16,7 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use super::primary::{Mode, NoPrimary, connect};
 use super::server::{Server, Way};
-use super::slot::Slot;
+use super::slot::{SLOTS, Slot};
 use crate::redis_address::at;
 
 /// The longest that one node is waited for.
@@ -29,15 +31,47 @@ const REDIRECTS: [&str; 5] = ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "MASTER
 /// A node's host and port.
 pub(super) type Place = (String, u16);
 
+/// A slot that no node serves.
+const UNSERVED: u16 = u16::MAX;
+
 /// Which node is the primary of which slot.
 #[derive(Debug, Default)]
 struct Map {
-    /// The latest configuration that the node knew of that gave it.
-    epoch: u64,
-    /// The first and the last slot of each range, and its primary.
-    ranges: Vec<(u16, u16, Place)>,
+    primaries: Vec<Owner>,
+    /// The place in `primaries` of each slot's; [`UNSERVED`] where there is none. Empty before the map is read.
+    slots: Vec<u16>,
     /// All nodes, replicas too.
+    places: BTreeSet<Place>,
+}
+
+/// A primary of some slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Owner {
+    id: String,
+    place: Place,
+    /// The configuration epoch by which it has its slots; 0 where only others told of it.
+    epoch: u64,
+}
+
+/// What one node says.
+#[derive(Debug)]
+struct View {
+    /// Where it was asked.
+    at: Place,
+    id: String,
+    /// Its own configuration epoch.
+    epoch: u64,
+    ranges: Vec<Range>,
+    /// All nodes that it knows of, replicas too.
     places: Vec<Place>,
+}
+
+/// Slots, and their primary as one node has it.
+#[derive(Debug)]
+struct Range {
+    slots: RangeInclusive<u16>,
+    id: String,
+    place: Place,
 }
 
 /// A cluster, as all threads know it.
@@ -88,13 +122,11 @@ impl Cluster {
     /// # Errors
     /// When no node has ever answered.
     pub(super) async fn primaries(&self) -> Result<Vec<Place>, NoPrimary> {
-        if self.map().ranges.is_empty() {
+        if self.map().slots.is_empty() {
             self.refresh().await?;
         }
-        let mut primaries: Vec<_> = self.map().ranges.iter().map(|(_, _, place)| place.clone()).collect();
-        primaries.sort();
-        primaries.dedup();
-        Ok(primaries)
+        let places: BTreeSet<_> = self.map().primaries.iter().map(|owner| owner.place.clone()).collect();
+        Ok(places.into_iter().collect())
     }
 
     /// Clients of the primaries of all slots.
@@ -139,11 +171,10 @@ impl Cluster {
             return result.clone();
         }
         let known = self.map();
-        let result = self.ask_all(&known).await.map(|found| {
-            if found.epoch >= known.epoch {
-                self.leave_all_but(&found);
-                *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(found);
-            }
+        let result = self.ask_all(&known).await.map(|views| {
+            let found = Map::of(&views, &known);
+            self.leave_all_but(&found);
+            *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(found);
         });
         *read = Some((Instant::now(), result.clone()));
         result
@@ -154,63 +185,131 @@ impl Cluster {
     fn leave_all_but(&self, map: &Map) {
         let servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
         for (place, server) in servers.iter() {
-            if map.ranges.iter().all(|(_, _, primary)| primary != place) {
+            if map.primaries.iter().all(|primary| primary.place != *place) {
                 server.leave();
             }
         }
     }
 
-    /// The map of the node that knows of the latest configuration.
-    async fn ask_all(&self, known: &Map) -> Result<Map, NoPrimary> {
+    /// What each node says that answers: those that are known, and those that they know of.
+    async fn ask_all(&self, known: &Map) -> Result<Vec<View>, NoPrimary> {
         let mut clients = self.seeds.clone();
-        for place in &known.places {
-            let client = self.client(place)?;
-            if clients.iter().all(|other| address_of(other) != address_of(&client)) {
-                clients.push(client);
-            }
-        }
-        let mut reasons = Vec::new();
-        let mut latest: Option<Map> = None;
-        for (client, answer) in clients.iter().zip(join_all(clients.iter().map(ask)).await) {
-            match answer {
-                // A node that was taken out of the cluster knows of no slots.
-                Ok(map) if map.ranges.is_empty() => {}
-                Ok(map) if latest.as_ref().is_none_or(|latest| latest.epoch < map.epoch) => {
-                    latest = Some(map);
+        let mut told = known.places.clone();
+        let (mut views, mut reasons, mut asked) = (Vec::new(), Vec::new(), 0);
+        loop {
+            for client in told.iter().map(|place| self.client(place)) {
+                let client = client?;
+                if clients.iter().all(|other| address_of(other) != address_of(&client)) {
+                    clients.push(client);
                 }
-                Ok(_) => {}
-                Err(error) => reasons.push(format!("{}: {error}", address_of(client))),
             }
+            let new = &clients[asked..];
+            for (client, answer) in new.iter().zip(join_all(new.iter().map(ask)).await) {
+                match answer {
+                    Ok(view) => {
+                        told.extend(view.places.iter().cloned());
+                        views.push(view);
+                    }
+                    Err(error) => reasons.push(format!("{}: {error}", address_of(client))),
+                }
+            }
+            if new.is_empty() {
+                break;
+            }
+            asked = clients.len();
         }
-        latest.ok_or_else(|| {
-            if reasons.iter().all(|reason| reason.contains("cluster support disabled")) {
-                NoPrimary::NotClustered
-            } else {
-                NoPrimary::NotNamed(reasons.join("; ").into())
-            }
-        })
+        if views.iter().any(|view| !view.ranges.is_empty()) {
+            Ok(views)
+        } else if !reasons.is_empty() && reasons.iter().all(|why| why.contains("cluster support disabled")) {
+            Err(NoPrimary::NotClustered)
+        } else if reasons.is_empty() {
+            Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()))
+        } else {
+            Err(NoPrimary::NotNamed(reasons.join("; ").into()))
+        }
     }
 }
 
 impl Map {
-    fn primary_of(&self, slot: Slot) -> Option<&Place> {
-        let holds = |(first, last, _): &&(u16, u16, Place)| (*first..=*last).contains(&slot.get());
-        self.ranges.iter().find(holds).map(|(_, _, place)| place)
+    /// The map by what nodes say, and by what was `known` of those that say nothing.
+    fn of(views: &[View], known: &Self) -> Self {
+        let mut map = Self { slots: vec![UNSERVED; usize::from(SLOTS)], ..Self::default() };
+        map.places = views.iter().flat_map(|view| view.places.iter().cloned()).collect();
+        map.places.extend(known.primaries.iter().map(|owner| owner.place.clone()));
+        let silent = |id: &str| views.iter().all(|view| view.id != id);
+        for view in views {
+            for range in view.ranges.iter().filter(|range| range.id == view.id) {
+                let owner = Owner { id: view.id.clone(), place: range.place.clone(), epoch: view.epoch };
+                map.give(range.slots.clone(), &owner);
+            }
+        }
+        for view in views {
+            for range in view.ranges.iter().filter(|range| silent(&range.id)) {
+                let owner = Owner { id: range.id.clone(), place: range.place.clone(), epoch: 0 };
+                map.give(range.slots.clone(), &owner);
+            }
+        }
+        // An older claim to a slot does not count only because its primary is silent, unless that was replaced.
+        let replaced = |owner: &Owner| views.iter().any(|view| view.at == owner.place && view.id != owner.id);
+        for (slot, place) in (0..).zip(&known.slots) {
+            if let Some(owner) = known.primaries.get(usize::from(*place))
+                && silent(&owner.id)
+                && !replaced(owner)
+            {
+                map.give(slot..=slot, owner);
+            }
+        }
+        map.without_the_outdone()
     }
 
-    /// What `CLUSTER SLOTS` replies, a range and its nodes each, the primary first; a node without a host is at `host`.
-    fn read(epoch: u64, slots: Value, host: &str) -> Result<Self, RedisError> {
-        let mut map = Self { epoch, ..Self::default() };
+    /// Gives `owner` those of the `slots` that no node has by the same or a later epoch.
+    fn give(&mut self, slots: RangeInclusive<u16>, owner: &Owner) {
+        let at = self.primaries.iter().position(|other| other == owner).unwrap_or(self.primaries.len());
+        if at == self.primaries.len() {
+            self.primaries.push(owner.clone());
+        }
+        for slot in slots.map(usize::from).filter(|slot| *slot < usize::from(SLOTS)) {
+            let before = self.primaries.get(usize::from(self.slots[slot]));
+            if before.is_none_or(|before| before.epoch < owner.epoch) {
+                self.slots[slot] = u16::try_from(at).unwrap_or(UNSERVED);
+            }
+        }
+    }
+
+    /// The same map without primaries that were left no slot.
+    fn without_the_outdone(mut self) -> Self {
+        let have: BTreeSet<u16> = self.slots.iter().copied().filter(|place| *place != UNSERVED).collect();
+        let primaries = have.iter().map(|place| self.primaries[usize::from(*place)].clone()).collect();
+        for place in &mut self.slots {
+            if let Some(at) = have.iter().position(|other| other == place) {
+                *place = u16::try_from(at).unwrap_or(UNSERVED);
+            }
+        }
+        self.primaries = primaries;
+        self
+    }
+
+    fn primary_of(&self, slot: Slot) -> Option<&Place> {
+        let at = self.slots.get(usize::from(slot.get()))?;
+        self.primaries.get(usize::from(*at)).map(|owner| &owner.place)
+    }
+}
+
+impl View {
+    /// What `CLUSTER SLOTS` replies, a range and its nodes each, the primary first; a node without a host is at that of `at`.
+    fn read(id: String, epoch: u64, slots: Value, at: Place) -> Result<Self, RedisError> {
+        let (mut ranges, mut places) = (Vec::new(), Vec::new());
         for range in from_redis_value::<Vec<Vec<Value>>>(slots)? {
             let mut parts = range.into_iter();
-            let (first, last) = (number(parts.next())?, number(parts.next())?);
-            let mut places = parts.map(|node| place(node, host)).collect::<Result<Vec<_>, _>>()?;
-            map.ranges.extend(places.first().map(|primary| (first, last, primary.clone())));
-            map.places.append(&mut places);
+            let slots = number(parts.next())?..=number(parts.next())?;
+            let mut nodes = parts.map(|told| node(told, &at.0)).collect::<Result<Vec<_>, _>>()?;
+            places.extend(nodes.iter().map(|(place, _)| place.clone()));
+            if !nodes.is_empty() {
+                let (place, id) = nodes.swap_remove(0);
+                ranges.push(Range { slots, id, place });
+            }
         }
-        map.places.sort();
-        map.places.dedup();
-        Ok(map)
+        Ok(Self { at, id, epoch, ranges, places })
     }
 }
 
@@ -218,29 +317,31 @@ fn number(value: Option<Value>) -> Result<u16, RedisError> {
     Ok(from_redis_value(value.unwrap_or(Value::Nil))?)
 }
 
-fn place(node: Value, host: &str) -> Result<Place, RedisError> {
-    let mut parts = from_redis_value::<Vec<Value>>(node)?.into_iter();
+/// A node's place and id.
+fn node(told: Value, host: &str) -> Result<(Place, String), RedisError> {
+    let mut parts = from_redis_value::<Vec<Value>>(told)?.into_iter();
     let named: Option<String> = from_redis_value(parts.next().unwrap_or(Value::Nil))?;
     let named = named.filter(|named| !named.is_empty() && named != "?");
-    Ok((named.unwrap_or_else(|| host.to_owned()), number(parts.next())?))
+    let place = (named.unwrap_or_else(|| host.to_owned()), number(parts.next())?);
+    Ok((place, from_redis_value(parts.next().unwrap_or(Value::Nil))?))
 }
 
-/// One node's map.
-async fn ask(client: &Client) -> Result<Map, RedisError> {
+/// What one node says.
+async fn ask(client: &Client) -> Result<View, RedisError> {
     let asked = async {
         let mut connection = connect(client, ASK_MAX).await?;
-        let mut both = redis::pipe();
-        both.cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("SLOTS");
-        both.query_async::<(String, Value)>(&mut connection).await
+        let mut all = redis::pipe();
+        all.cmd("CLUSTER").arg("MYID").cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("SLOTS");
+        all.query_async::<(String, String, Value)>(&mut connection).await
     };
-    let (info, slots) = timeout(ASK_MAX, asked).await.map_err(io::Error::from)??;
-    let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"));
+    let (id, info, slots) = timeout(ASK_MAX, asked).await.map_err(io::Error::from)??;
+    let epoch = info.lines().find_map(|line| line.strip_prefix("cluster_my_epoch:"));
     let epoch = epoch.and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
-    let host = match address_of(client) {
-        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
-        _ => String::new(),
+    let at = match address_of(client) {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => (host.clone(), *port),
+        _ => (String::new(), 0),
     };
-    Map::read(epoch, slots, &host)
+    View::read(id, epoch, slots, at)
 }
 
 fn address_of(client: &Client) -> &ConnectionAddr {
@@ -255,8 +356,31 @@ mod tests {
         Value::BulkString(text.as_bytes().to_vec())
     }
 
-    fn node(host: Value, port: i64) -> Value {
-        Value::Array(vec![host, Value::Int(port), text("its id"), Value::Array(vec![])])
+    fn told(host: Value, port: i64, id: &str) -> Value {
+        Value::Array(vec![host, Value::Int(port), text(id), Value::Array(vec![])])
+    }
+
+    fn place(port: u16) -> Place {
+        ("h".to_owned(), port)
+    }
+
+    /// What the node `id` says by its epoch: a range's end and its primary each.
+    fn view(id: u16, epoch: u64, ranges: &[(u16, u16)]) -> View {
+        let mut first = 0;
+        let ranges = ranges.iter().map(|(last, primary)| {
+            let slots = first..=*last;
+            first = last + 1;
+            Range { slots, id: primary.to_string(), place: place(*primary) }
+        });
+        let ranges: Vec<_> = ranges.collect();
+        let places = ranges.iter().map(|range| range.place.clone()).collect();
+        View { at: place(id), id: id.to_string(), epoch, ranges, places }
+    }
+
+    /// The primaries of the first and of the last slot.
+    fn ends(map: &Map) -> [Option<u16>; 2] {
+        [0, usize::from(SLOTS) - 1]
+            .map(|slot| map.primaries.get(usize::from(map.slots[slot])).map(|owner| owner.place.1))
     }
 
     #[test]
@@ -265,15 +389,48 @@ mod tests {
             Value::Array([vec![Value::Int(first), Value::Int(last)], nodes.into()].concat())
         };
         let slots = Value::Array(vec![
-            range(0, 100, [node(text("a"), 1), node(text("b"), 2)]),
-            range(101, 16383, [node(Value::Nil, 3), node(text(""), 1)]),
+            range(0, 100, [told(text("a"), 1, "one"), told(text("b"), 2, "two")]),
+            range(101, 16383, [told(Value::Nil, 3, "three"), told(text(""), 1, "four")]),
         ]);
-        let map = Map::read(7, slots, "asked").unwrap();
+        let view = View::read("three".to_owned(), 7, slots, ("asked".to_owned(), 3)).unwrap();
+        let map = Map::of(&[view], &Map::default());
         let of = |key| map.primary_of(Slot::of(key)).unwrap();
         assert_eq!((of("{}"), of("foo")), (&("asked".to_owned(), 3), &("asked".to_owned(), 3)));
         assert_eq!(of(""), &("a".to_owned(), 1), "slot 0");
         let places: Vec<_> = map.places.iter().map(|(host, port)| format!("{host}:{port}")).collect();
         assert_eq!(places, ["a:1", "asked:1", "asked:3", "b:2"]);
         assert!(Map::default().primary_of(Slot::of("foo")).is_none());
+    }
+
+    #[test]
+    fn a_node_is_believed_about_its_own_slots_and_the_later_epoch_has_a_slot_that_two_want() {
+        // Slots moved from 1 to 2, and 3 has not heard of it yet.
+        let moved = [view(3, 9, &[(16383, 1)]), view(1, 9, &[(100, 2), (16383, 1)]), view(2, 1, &[(100, 2)])];
+        assert_eq!(ends(&Map::of(&moved, &Map::default())), [Some(2), Some(1)]);
+        // 1 was cut off, and 2 promoted instead.
+        let promoted = [view(1, 4, &[(16383, 1)]), view(2, 5, &[(16383, 2)])];
+        let map = Map::of(&promoted, &Map::default());
+        assert_eq!((ends(&map), map.primaries.len()), ([Some(2), Some(2)], 1));
+    }
+
+    #[test]
+    fn a_silent_node_keeps_its_slots_against_an_older_claim_but_not_against_a_later_one() {
+        let known = Map::of(&[view(2, 5, &[(16383, 2)])], &Map::default());
+        assert_eq!(
+            ends(&Map::of(&[view(1, 4, &[(16383, 1)])], &known)),
+            [Some(2); 2],
+            "1 was cut off before"
+        );
+        assert_eq!(ends(&Map::of(&[view(3, 6, &[(16383, 3)])], &known)), [Some(3); 2], "3 was promoted");
+        assert_eq!(ends(&Map::of(&[view(3, 4, &[(16383, 2)])], &Map::default())), [Some(2); 2], "as 3 tells");
+        let another = View { id: "another".to_owned(), ..view(2, 0, &[]) };
+        let rebuilt = [another, view(1, 1, &[(16383, 1)])];
+        assert_eq!(ends(&Map::of(&rebuilt, &known)), [Some(1); 2], "the cluster was made again");
+    }
+
+    #[test]
+    fn slots_that_nobody_serves_have_no_primary() {
+        let map = Map::of(&[view(1, 1, &[(100, 1)])], &Map::default());
+        assert_eq!(ends(&map), [Some(1), None]);
     }
 }

@@ -118,17 +118,19 @@ impl CallTarget<'_> {
 type HashEntry = (Vec<u8>, Vec<u8>);
 
 /// Where a scan of all of a campaign's claims is: first those in their users' records, then those that have moved out.
+#[derive(Debug)]
+pub struct ClaimScan {
+    /// A cursor means something to the server that gave it only.
+    session: Session,
+    at: ScanPlace,
+}
+
 #[derive(Debug, Clone, Copy)]
-pub enum ClaimScan {
+enum ScanPlace {
     /// At this cursor of the users.
     Users(u64),
     /// At this cursor of the claims that have moved out.
     Moved(u64),
-}
-
-impl ClaimScan {
-    /// The beginning of a scan.
-    pub const START: Self = Self::Users(0);
 }
 
 /// Held claims, by Redis' own index.
@@ -250,6 +252,14 @@ impl RedisStore {
         Ok(sum)
     }
 
+    /// The beginning of a scan of a campaign's claims.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis cannot be reached.
+    pub async fn scan_claims(&self, keys: &Keys) -> Result<ClaimScan, RedisStoreError> {
+        Ok(ClaimScan { session: self.session(keys.slot).await?, at: ScanPlace::Users(0) })
+    }
+
     /// A page of some thousands of a campaign's claims with their users, and where the next page begins. A claim may come
     /// twice. Complete only for a campaign that is suspended.
     ///
@@ -258,29 +268,28 @@ impl RedisStore {
     pub async fn claims_page(
         &self,
         keys: &Keys,
-        at: ClaimScan,
+        scan: ClaimScan,
     ) -> Result<(Vec<(UserId, ClaimRecord)>, Option<ClaimScan>), RedisStoreError> {
+        let ClaimScan { mut session, at } = scan;
         let (key, cursor) = match at {
-            ClaimScan::Users(cursor) => (&keys.users, cursor),
-            ClaimScan::Moved(cursor) => (&keys.claims, cursor),
+            ScanPlace::Users(cursor) => (&keys.users, cursor),
+            ScanPlace::Moved(cursor) => (&keys.claims, cursor),
         };
-        let mut scan = redis::cmd("HSCAN");
-        scan.arg(key).arg(cursor).arg("COUNT").arg(1000);
-        let (next, page): (u64, Vec<HashEntry>) = self.query("redis:claims_page", keys.slot, &scan).await?;
+        let (next, page) = self.hash_page(&mut session, "redis:claims_page", key, cursor).await?;
         let page = page.iter().filter(|(field, _)| field != b".");
         let claims = match at {
-            ClaimScan::Users(_) => {
+            ScanPlace::Users(_) => {
                 page.flat_map(|(user, record)| claim_record::claims_of(user, record)).collect()
             }
-            ClaimScan::Moved(_) => page.filter_map(|(_, moved)| claim_record::moved_claim(moved)).collect(),
+            ScanPlace::Moved(_) => page.filter_map(|(_, moved)| claim_record::moved_claim(moved)).collect(),
         };
         let next = match (at, next) {
-            (ClaimScan::Users(_), 0) => Some(ClaimScan::Moved(0)),
-            (ClaimScan::Users(_), next) => Some(ClaimScan::Users(next)),
-            (ClaimScan::Moved(_), 0) => None,
-            (ClaimScan::Moved(_), next) => Some(ClaimScan::Moved(next)),
+            (ScanPlace::Users(_), 0) => Some(ScanPlace::Moved(0)),
+            (ScanPlace::Users(_), next) => Some(ScanPlace::Users(next)),
+            (ScanPlace::Moved(_), 0) => None,
+            (ScanPlace::Moved(_), next) => Some(ScanPlace::Moved(next)),
         };
-        Ok((claims, next))
+        Ok((claims, next.map(|at| ClaimScan { session, at })))
     }
 
     /// Calls `see` with every user's id and record, reading a thousand at a time; with some twice. A user who is added
@@ -293,11 +302,10 @@ impl RedisStore {
         keys: &Keys,
         mut see: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), RedisStoreError> {
+        let mut session = self.session(keys.slot).await?;
         let mut cursor = 0_u64;
         loop {
-            let mut scan = redis::cmd("HSCAN");
-            scan.arg(&keys.users).arg(cursor).arg("COUNT").arg(1000);
-            let (next, page): (u64, Vec<HashEntry>) = self.query("redis:each_user", keys.slot, &scan).await?;
+            let (next, page) = self.hash_page(&mut session, "redis:each_user", &keys.users, cursor).await?;
             for (user, record) in page.iter().filter(|(user, _)| user != b".") {
                 see(user, record);
             }
@@ -306,6 +314,18 @@ impl RedisStore {
             }
             cursor = next;
         }
+    }
+
+    /// Some thousand entries of the hash `key`, and the cursor behind them.
+    async fn hash_page(
+        &self,
+        session: &mut Session,
+        name: &'static str,
+        key: &str,
+        cursor: u64,
+    ) -> Result<(u64, Vec<HashEntry>), RedisStoreError> {
+        let scan = redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(1000).to_owned();
+        self.query_on(session, name, &scan).await
     }
 
     /// How many claims are held, and how many of them were due before `due_before`.
