@@ -35,7 +35,8 @@ const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Sentinels {
     address: SentinelAddress,
-    /// The epoch of the latest failover whose primary was connected to: an earlier one's is not believed any more.
+    /// The epoch of the latest failover that most of them agreed on and whose primary was connected to: whoever names the
+    /// primary of an earlier one is not believed, unless most of them do.
     latest: AtomicU64,
 }
 
@@ -97,10 +98,13 @@ impl Sentinels {
     /// Connects to the first of the named servers that is a primary.
     async fn try_connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
         let mut reasons = Vec::new();
-        for named in self.ask_all().await? {
+        let (named, agreed) = self.ask_all().await?;
+        for named in named {
             match Primary::connect(self.client(&named)?, Mode::Alone, response_timeout).await {
                 Ok(primary) => {
-                    self.latest.fetch_max(named.epoch, Ordering::Relaxed);
+                    if agreed.as_ref() == Some(&named) {
+                        self.latest.store(named.epoch, Ordering::Relaxed);
+                    }
                     return Ok(primary);
                 }
                 Err(error) => reasons.push(format!("Sentinel names {}:{}: {error}", named.host, named.port)),
@@ -109,25 +113,39 @@ impl Sentinels {
         Err(NoPrimary::NotNamed(reasons.join("; ").into()))
     }
 
-    /// The primaries that are named, each once, the one of the latest failover first. Waits for no further sentinel once
-    /// most of them agree.
-    async fn ask_all(&self) -> Result<Vec<Named>, NoPrimary> {
+    /// The primaries that are named, each once: the one that most sentinels name, then the one of the latest failover first.
+    /// And the one that most of them name, if they agree; then no further sentinel is waited for.
+    async fn ask_all(&self) -> Result<(Vec<Named>, Option<Named>), NoPrimary> {
         let ask = |sentinel| async move { (sentinel, self.ask(sentinel).await) };
         let mut asked: FuturesUnordered<_> = self.address.clients.iter().map(ask).collect();
-        let (mut named, mut unnamed) = (Vec::new(), Vec::new());
+        let (mut answers, mut unnamed, mut agreed) = (Vec::new(), Vec::new(), None);
         while let Some((sentinel, answer)) = asked.next().await {
             match answer {
                 Ok(answer) => {
-                    let alike = 1 + named.iter().filter(|other| **other == answer).count();
-                    named.push(answer);
+                    let alike = 1 + answers.iter().filter(|(_, other)| *other == answer).count();
+                    answers.push((sentinel, answer.clone()));
                     if alike * 2 > self.address.clients.len() {
+                        agreed = Some(answer);
                         break;
                     }
                 }
                 Err(why) => unnamed.push((sentinel, why)),
             }
         }
-        if named.is_empty() { Err(self.no_primary(&unnamed)) } else { Ok(latest_first(named)) }
+        let latest = self.latest.load(Ordering::Relaxed);
+        let mut named: Vec<_> = agreed.iter().cloned().collect();
+        for (sentinel, answer) in answers {
+            if answer.epoch >= latest {
+                named.push(answer);
+            } else {
+                unnamed.push((sentinel, Unnamed::Outdated));
+            }
+        }
+        if named.is_empty() {
+            Err(self.no_primary(&unnamed))
+        } else {
+            Ok((in_order(named, agreed.as_ref()), agreed))
+        }
     }
 
     /// What one sentinel says.
@@ -144,7 +162,6 @@ impl Sentinels {
         let port = number("port").and_then(|port| u16::try_from(port).ok());
         let epoch = number("config-epoch").unwrap_or(0);
         match host.zip(port) {
-            Some(_) if epoch < self.latest.load(Ordering::Relaxed) => Err(Unnamed::Outdated),
             Some((host, port)) => Ok(Named { epoch, host, port }),
             None => Err(Unnamed::Failed(io::Error::from(io::ErrorKind::InvalidData).into())),
         }
@@ -244,9 +261,9 @@ impl Sentinels {
     }
 }
 
-/// Each primary once, the one of the latest failover first.
-fn latest_first(mut named: Vec<Named>) -> Vec<Named> {
-    named.sort_by_key(|named| std::cmp::Reverse(named.epoch));
+/// Each primary once: the one that is `agreed` on, then the one of the latest failover first.
+fn in_order(mut named: Vec<Named>, agreed: Option<&Named>) -> Vec<Named> {
+    named.sort_by_key(|named| (Some(named) != agreed, std::cmp::Reverse(named.epoch)));
     let mut first: Vec<Named> = Vec::new();
     for named in named {
         if !first.iter().any(|other| (&other.host, other.port) == (&named.host, named.port)) {
@@ -274,8 +291,9 @@ mod tests {
     }
 
     #[test]
-    fn the_primary_of_the_latest_failover_is_tried_first_and_each_once() {
-        let said = vec![named(3, 1), named(4, 2), named(3, 1), named(2, 2), named(1, 3)];
-        assert_eq!(latest_first(said), [named(4, 2), named(3, 1), named(1, 3)]);
+    fn the_primary_that_most_name_is_tried_first_then_that_of_the_latest_failover_and_each_once() {
+        let said = || vec![named(3, 1), named(4, 2), named(3, 1), named(2, 2), named(1, 3)];
+        assert_eq!(in_order(said(), None), [named(4, 2), named(3, 1), named(1, 3)]);
+        assert_eq!(in_order(said(), Some(&named(3, 1))), [named(3, 1), named(4, 2), named(1, 3)]);
     }
 }
