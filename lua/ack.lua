@@ -6,17 +6,8 @@
 -- Replies
 --   the number of events left in the outbox; an entry that another core has taken off before is not counted again
 
-local ids, sizes, events = {}, {}, 0
-for at = 1, #ARGV, 2 do
-  ids[#ids + 1], sizes[#sizes + 1] = ARGV[at], tonumber(ARGV[at + 1])
-  events = events + sizes[#sizes]
-end
-if redis.call('XACK', outbox_key, 'relay', unpack(ids)) == #ids then
-  redis.call('XDEL', outbox_key, unpack(ids))
-else
-  events = 0
-  for i, id in ipairs(ids) do events = events + sizes[i] * redis.call('XDEL', outbox_key, id) end
-end
+local events = 0
+for at = 1, #ARGV, 2 do events = events + ARGV[at + 1] * redis.call('XDEL', outbox_key, ARGV[at]) end
 local state = redis.call('HGET', users_key, STATE)
 if not parse_identity(state) then return 0 end
 local at = 2 + string.byte(state) + BACKLOG_AT

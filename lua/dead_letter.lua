@@ -6,12 +6,10 @@
 -- ARGV  entry id
 --
 -- Replies
---   1 when moved, 0 when it was gone: then it is only taken off the list of entries read and not acknowledged, from which
---   it would be delivered for ever
+--   1 when moved, 0 when it was gone
 
 local outbox_key, dead_letters_key = unpack(KEYS)
 local entry = redis.call('XRANGE', outbox_key, ARGV[1], ARGV[1])[1]
 if entry then redis.call('XADD', dead_letters_key, '*', 'id', ARGV[1], unpack(entry[2])) end
-redis.call('XACK', outbox_key, 'relay', ARGV[1])
 redis.call('XDEL', outbox_key, ARGV[1])
 return entry and 1 or 0

@@ -18,7 +18,7 @@ const OUTBOX_EVENTS: &str = "claimgate_outbox_events";
 const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
 const RELAYED: &str = "claimgate_relayed_events_total";
 const DEAD_LETTERS: &str = "claimgate_dead_letters_total";
-const DELETED: &str = "claimgate_deleted_entries_total";
+const DELETED: &str = "claimgate_deleted_events_total";
 const LOST: &str = "claimgate_lost_events_total";
 const UP: &str = "claimgate_up";
 const LOADS: &str = "claimgate_loads_total";
@@ -53,7 +53,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     );
     describe_counter!(RELAYED, "Events committed to SQL");
     describe_counter!(DEAD_LETTERS, "Malformed outbox entries, moved to the dead letters");
-    describe_counter!(DELETED, "Outbox entries that were deleted before they were relayed to SQL");
+    describe_counter!(DELETED, "Events whose outbox entries were deleted before they were relayed to SQL");
     describe_counter!(
         LOST,
         "Events that SQL had and has lost: found by comparing with Redis after SQL was away"
@@ -129,9 +129,9 @@ pub fn dead_letter() {
     counter!(DEAD_LETTERS).increment(1);
 }
 
-/// An outbox entry that was deleted before it was relayed.
-pub fn deleted_entries(entries: u64) {
-    counter!(DELETED).increment(entries);
+/// Events whose outbox entries something else has deleted before they were relayed.
+pub fn deleted_events(events: u64) {
+    counter!(DELETED).increment(events);
 }
 
 /// Events that SQL has lost, and Redis has not.

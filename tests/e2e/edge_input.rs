@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use support::edge::{World, payload};
+use support::edge::{Runtime, World, payload};
 use support::inspect::key;
 use support::raw::{Raw, status};
 use support::times::now_ms;
@@ -192,6 +192,8 @@ fn a_body_that_is_none_is_refused() {
         let claim = || world.request("POST", "/v1/campaigns/bodies/claims").bearer_auth(world.token("alice"));
         let typed = |kind: &str, body: &str| claim().header("Content-Type", kind).body(body.to_owned());
         let json = "application/json";
+        // wrangler's proxy says 500 now and then while it still takes in a body that the Worker has answered already.
+        let huge = if matches!(RUNTIME, Runtime::Wrangler) { 1 << 16 } else { 1 << 20 };
         for (what, request, code, problem) in [
             ("no body", claim(), 415, "unsupported_media_type"),
             ("empty", typed(json, ""), 400, "invalid_request"),
@@ -200,7 +202,7 @@ fn a_body_that_is_none_is_refused() {
             ("form", typed("application/x-www-form-urlencoded", "quantity=1"), 415, "unsupported_media_type"),
             ("gzip", typed(json, "{}").header("Content-Encoding", "gzip"), 415, "unsupported_media_type"),
             ("long", typed(json, &format!("{{}}{}", " ".repeat(4095))), 413, "payload_too_large"),
-            ("huge", typed(json, &" ".repeat(1 << 20)), 413, "payload_too_large"),
+            ("huge", typed(json, &" ".repeat(huge)), 413, "payload_too_large"),
         ] {
             let refused = world.send(request).await;
             assert_eq!((refused.status, refused.code().as_str()), (code, problem), "{what}");

@@ -1,5 +1,7 @@
 //! Two cores on one campaign: exact together, and one finishes what the other had begun.
 
+use std::collections::HashMap;
+
 use redis::Value;
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits};
@@ -38,11 +40,35 @@ async fn two_thousand_at_once_over_two_cores() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// Which core has how many entries in hand.
-pub async fn in_hand(redis: &RedisView) -> Vec<(String, u64)> {
-    let pending: Vec<Value> = redis.query(&["XPENDING", &key("demo", "outbox"), "relay"]).await;
-    let consumers: Option<Vec<(String, u64)>> = redis::from_redis_value(pending[3].clone()).unwrap();
-    consumers.unwrap_or_default()
+/// The id of the last entry that a core has read.
+pub async fn last_read(redis: &RedisView, campaign: &str) -> String {
+    let mut groups: Vec<HashMap<String, Value>> =
+        redis.query(&["XINFO", "GROUPS", &key(campaign, "outbox")]).await;
+    let last = groups.pop().expect("the group").remove("last-delivered-id").expect("its last id");
+    redis::from_redis_value(last).unwrap()
+}
+
+/// The ids of the entries that cores have read and not acknowledged.
+pub async fn in_hand(redis: &RedisView, campaign: &str) -> Vec<String> {
+    let last = last_read(redis, campaign).await;
+    let entries: Vec<(String, Value)> = redis.query(&["XRANGE", &key(campaign, "outbox"), "1", &last]).await;
+    entries.into_iter().map(|(id, _)| id).collect()
+}
+
+/// Users from `first` on win on the second core until both cores have read entries and wait for SQL, which is held: each
+/// waits with those of one read. Returns the next user.
+async fn until_both_wait(fixture: &Fixture, checker: &Checker, first: usize) -> usize {
+    let redis = fixture.redis().await;
+    let mut user = first;
+    for _ in 0..2 {
+        let last = last_read(&redis, "demo").await;
+        while last_read(&redis, "demo").await == last {
+            checker.win(fixture.other(), user..user + 1).await;
+            user += 1;
+            assert!(user < 2000, "a core reads nothing");
+        }
+    }
+    user
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -58,20 +84,14 @@ async fn one_of_two_cores_killed() {
     fixture.relayed("demo").await;
     // Both read from the outbox, and wait for SQL.
     let held = fixture.sql.hold().await;
-    let dead = fixture.core.data_file("core.id");
-    let mut user = 10;
-    while !in_hand(&redis).await.iter().any(|(name, count)| *name == dead && *count > 0) {
-        checker.win(fixture.other(), user..user + 1).await;
-        user += 1;
-        assert!(user < 2000, "the first core reads nothing: {:?}", in_hand(&redis).await);
-    }
+    let user = until_both_wait(&fixture, &checker, 10).await;
     row.kill();
     fixture.core.kill();
     held.release().await;
     checker.win(fixture.other(), user..user + 50).await;
     // The first core is not started again: the second takes over what it had read.
     eventually(SOON, || async {
-        let (left, entries) = (in_hand(&redis).await, redis.outbox_entries("demo").await);
+        let (left, entries) = (in_hand(&redis, "demo").await, redis.outbox_entries("demo").await);
         holds(entries == 1, || format!("{entries} entries, in hand {left:?}"))
     })
     .await;
@@ -91,20 +111,14 @@ async fn one_of_two_cores_frozen() {
     checker.win(&fixture.core, 0..20).await;
     let redis = fixture.redis().await;
     let held = fixture.sql.hold().await;
-    let frozen = fixture.core.data_file("core.id");
-    let mut user = 20;
-    while !in_hand(&redis).await.iter().any(|(name, count)| *name == frozen && *count > 0) {
-        checker.win(fixture.other(), user..user + 1).await;
-        user += 1;
-        assert!(user < 2000, "the first core reads nothing");
-    }
+    let user = until_both_wait(&fixture, &checker, 20).await;
     row.fault();
     fixture.core.process().signal(Signal::STOP);
     held.release().await;
     checker.win(fixture.other(), user..user + 50).await;
     // It may have stopped in the middle of a transaction: the other core does not wait for it for ever.
     eventually(SOON, || async {
-        let (left, entries) = (in_hand(&redis).await, redis.outbox_entries("demo").await);
+        let (left, entries) = (in_hand(&redis, "demo").await, redis.outbox_entries("demo").await);
         holds(entries == 1, || format!("{entries} entries, in hand {left:?}"))
     })
     .await;

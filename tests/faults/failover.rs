@@ -218,9 +218,9 @@ async fn takes_all(checker: &Checker, core: &Core, keys: &str) {
 }
 
 /// Waits until cores have read this many entries that are not in SQL yet.
-async fn until_in_hand(redis: &RedisView, least: u64) {
+async fn until_in_hand(redis: &RedisView, least: usize) {
     eventually(SOON, || async {
-        let pending: u64 = cores::in_hand(redis).await.into_iter().map(|(_, count)| count).sum();
+        let pending = cores::in_hand(redis, "demo").await.len();
         holds(pending >= least, || format!("{pending} entries in hand"))
     })
     .await;

@@ -11,7 +11,9 @@ use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually};
 use tokio::time::sleep;
 
+use crate::cores::in_hand;
 use crate::fixture::Fixture;
+use crate::registers::counter;
 use crate::tally::{Row, say};
 
 /// Whatever hangs, core has ended by then.
@@ -236,19 +238,23 @@ async fn an_entry_deleted_while_it_waits_for_sql_stops_no_other() {
         let outbox = key("broken", "outbox");
         let held = fixture.sql.hold().await;
         wins(&fixture.core, "broken", "deleted").await;
-        let pending = ["XPENDING", &outbox, "relay", "-", "+", "10"];
-        let (id, ..) = eventually(SOON, || async {
-            let read: Vec<(String, String, u64, u64)> = redis.query(&pending).await;
-            read.into_iter().next().ok_or_else(|| "nothing is read".to_owned())
+        let id = eventually(SOON, || async {
+            in_hand(redis, "broken").await.pop().ok_or_else(|| "nothing is read".to_owned())
         })
         .await;
-        // Core dies with the entry in hand, and reads it again when it is back.
+        // Core dies with the entry in hand, and looks for it when it is back.
         fixture.core.kill();
         assert_eq!(redis.query::<u64>(&["XDEL", &outbox, &id]).await, 1);
         held.release().await;
         fixture.core = fixture.core.restart().await;
     };
-    one_broken(row, Fixture::external().await, delete).await;
+    let fixture = one_broken(row, Fixture::external().await, delete).await;
+    eventually(SOON, || async {
+        let told = counter(&fixture.core, "claimgate_deleted_events_total").await;
+        holds(told == 1, || format!("{told} deleted events are told of"))
+    })
+    .await;
+    assert_eq!(fixture.core.log().matches("were deleted before SQL had them").count(), 1, "told once");
 }
 
 /// A row that this version cannot read leaves the others' changes in force, and lets core start.

@@ -279,10 +279,15 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     row.survived(checker.asked(), verdict);
 }
 
-async fn lost_events(core: &Core) -> u64 {
+/// What core counts under this name; 0 while there was none.
+pub async fn counter(core: &Core, name: &str) -> u64 {
     let text = core.client().try_get(&core.admin_url("/metrics"), "").await.unwrap().text();
-    let line = text.lines().find_map(|line| line.strip_prefix("claimgate_lost_events_total "));
-    line.map_or(0, |count| count.trim().parse().unwrap())
+    let count = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    count.map_or(0, |count| count.trim().parse().unwrap())
+}
+
+async fn lost_events(core: &Core) -> u64 {
+    counter(core, "claimgate_lost_events_total").await
 }
 
 /// PostgreSQL comes back without what it had committed last, as a copy does that lagged behind.

@@ -68,6 +68,8 @@ pub struct Maintenance {
     blind: bool,
     /// Campaigns whose outbox has entries, and when the oldest was written.
     lagging: HashMap<CampaignId, Timestamp>,
+    /// Campaigns with an empty outbox though some of their events were never acknowledged.
+    deleted: HashMap<CampaignId, Deleted>,
     /// Campaigns whose eviction was tried, and until when it is not tried again.
     leaving: HashMap<CampaignId, Instant>,
 }
@@ -86,6 +88,15 @@ enum WorkError {
     Slow,
     #[error("its task broke off: {0}")]
     Broken(JoinError),
+}
+
+/// Events that are in no outbox and were never acknowledged.
+#[derive(Debug, Default)]
+struct Deleted {
+    /// The backlog and the sum of revisions when the outbox was last seen empty.
+    last: (u64, u64),
+    /// How many were told.
+    told: u64,
 }
 
 /// When each campaign's next hold falls due.
@@ -147,6 +158,7 @@ impl Maintenance {
             looks: JoinSet::new(),
             blind: false,
             lagging: HashMap::new(),
+            deleted: HashMap::new(),
             leaving: HashMap::new(),
         }
     }
@@ -357,6 +369,7 @@ impl Maintenance {
             handle.needs_maintenance();
         }
         metrics::outbox_events(id.as_str(), look.backlog);
+        self.tell_deleted(id, look);
         match look.oldest {
             Some(oldest) => {
                 self.lagging.insert(id.clone(), oldest);
@@ -371,6 +384,23 @@ impl Maintenance {
         match look.next_hold {
             Some(due) => handle.hold_due_in(age(look.now, due)),
             None => self.try_evict(handle, look, look.now),
+        }
+    }
+
+    /// Tells once of entries that something else has deleted from an outbox: it is empty in two looks between which nothing
+    /// was decided, and some events were never acknowledged. In a single look, some may have been acknowledged meanwhile.
+    fn tell_deleted(&mut self, id: &CampaignId, look: &Look) {
+        if look.backlog == 0 {
+            self.deleted.remove(id);
+        } else if look.oldest.is_none() {
+            let counts = (look.backlog, look.revisions);
+            let Deleted { last, told } = self.deleted.entry(id.clone()).or_default();
+            if std::mem::replace(last, counts) == counts && look.backlog > *told {
+                let events = look.backlog - std::mem::replace(told, look.backlog);
+                tracing::error!(campaign = %id, events,
+                    "outbox entries were deleted before SQL had them: run `claimgate reconcile {id} --repair`");
+                metrics::deleted_events(events);
+            }
         }
     }
 

@@ -32,7 +32,7 @@ use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{OutboxWriteError, SqlStore};
 
-/// Entries that another core has read and not acknowledged for this long are taken over.
+/// Entries that were read this long ago and are still in the outbox are taken over: another core has died, or is stuck.
 const IDLE: Duration = Duration::from_secs(5);
 /// The `nice` value of the relay's thread: at 5 it gets a third of the time that a deciding thread gets.
 const NICENESS: i32 = 5;
@@ -63,7 +63,7 @@ pub struct OutboxRelay {
     registry: Arc<CampaignRegistry>,
     /// Suspends a campaign whose claims SQL refuses.
     recovery: Arc<Recovery>,
-    /// This core's consumer name; the same after a restart, so that it finds the entries that it had read.
+    /// This core's consumer name, which tells operators who reads.
     consumer: String,
 }
 
@@ -131,23 +131,21 @@ impl OutboxRelay {
 
     /// Runs until `stop` turns true.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let relay = Relay::new(&self, IDLE, true);
+        let relay = Relay::new(&self, true);
         tokio::select! {
             () = relay.work() => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
     }
 
-    /// Relays every campaign once, as after a start: the entries that this core had read, those that other cores have not
-    /// acknowledged for `idle`, and new ones.
+    /// Relays every campaign once, as after a start: the entries that any core had read and not acknowledged, and new ones.
     ///
     /// # Errors
     /// The first error of any campaign; the others are relayed all the same.
-    pub async fn round(&self, idle: Duration) -> Result<(), RelayError> {
-        let relay = Relay::new(self, idle, false);
+    pub async fn round(&self) -> Result<(), RelayError> {
+        let relay = Relay::new(self, false);
         let mut outcome = Ok(());
         for handle in self.registry.all() {
-            handle.has_leftovers();
             if let Err(error) = relay.relay_all(&handle, false).await {
                 relay.repair(&handle, &error).await;
                 outcome = outcome.and(Err(error));
@@ -161,8 +159,6 @@ impl OutboxRelay {
 #[derive(Debug)]
 struct Relay<'a> {
     parts: &'a OutboxRelay,
-    /// Entries that another core has read and not acknowledged for this long are taken over.
-    idle: Duration,
     commits: GroupCommit,
     /// The connections for reading, one to each server, once made; dropped when one breaks.
     readers: Mutex<Vec<OutboxReader>>,
@@ -170,13 +166,15 @@ struct Relay<'a> {
     rests: bool,
     /// The most events that an outbox had left after a commit, since the last rest.
     fullest: AtomicU64,
+    /// Of campaigns that may have leftovers, the last entry that had been read, and when that was seen.
+    seen: Mutex<HashMap<CampaignId, (Instant, String)>>,
 }
 
 /// The relay's state of one campaign.
 #[derive(Debug)]
 struct Place {
     backoff: Backoff,
-    /// Whether the entries that this core had read and not acknowledged are relayed: false after a start or a failure.
+    /// Whether the entries that were read and not acknowledged before are relayed: false after a start or a failure.
     caught_up: bool,
     at_work: bool,
     /// Whether the campaign was noticed again while it was being relayed.
@@ -191,9 +189,10 @@ impl Default for Place {
 }
 
 impl<'a> Relay<'a> {
-    fn new(parts: &'a OutboxRelay, idle: Duration, rests: bool) -> Self {
+    fn new(parts: &'a OutboxRelay, rests: bool) -> Self {
         let commits = GroupCommit::new(parts.sql.clone());
-        Self { parts, idle, commits, readers: Mutex::default(), rests, fullest: AtomicU64::new(0) }
+        let (readers, seen) = (Mutex::default(), Mutex::default());
+        Self { parts, commits, readers, rests, fullest: AtomicU64::new(0), seen }
     }
 
     /// Relays each campaign that is noticed.
@@ -301,12 +300,30 @@ impl<'a> Relay<'a> {
         }
         let mut reader = self.reader(handle).await?;
         let (keys, from) = (&handle.keys, reader.generation());
-        while !caught_up && self.commit(handle, from, reader.read_pending(keys).await?).await? > 0 {}
-        while leftovers && self.commit(handle, from, reader.auto_claim(keys, self.idle).await?).await? > 0 {}
+        let left_behind = match (caught_up, leftovers) {
+            (true, false) => None,
+            (true, true) => self.left_behind(handle, reader.last_read(keys).await?),
+            (false, _) => Some(reader.last_read(keys).await?),
+        };
+        if let Some(last) = left_behind {
+            while self.commit(handle, from, reader.read_again(keys, &last).await?).await? > 0 {}
+        }
         while self.commit(handle, from, reader.read_new(keys).await?).await? >= ENTRIES_MAX {
             handle.begin_relay();
         }
         Ok(true)
+    }
+
+    /// The last of the entries of a campaign that were read for long enough to be left behind, where `last` is the last one
+    /// that was read by now.
+    fn left_behind(&self, handle: &CampaignHandle, last: String) -> Option<String> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let (at, before) = seen.entry(handle.campaign().id.clone()).or_insert_with(|| (now, last.clone()));
+        (now - *at >= IDLE).then(|| {
+            *at = now;
+            std::mem::replace(before, last)
+        })
     }
 
     /// The connection for reading a campaign's outbox.
@@ -393,9 +410,6 @@ impl<'a> Relay<'a> {
         if self.parts.redis.dead_letter(&mut session, &handle.keys, id).await? {
             tracing::error!(entry = id, %campaign, "a malformed outbox entry became a dead letter");
             metrics::dead_letter();
-        } else {
-            tracing::error!(entry = id, %campaign, "an outbox entry was deleted before it was relayed to SQL");
-            metrics::deleted_entries(1);
         }
         Ok(())
     }

@@ -1,13 +1,8 @@
 //! The outbox: the events that the scripts wrote for SQL, read back.
 
-use std::time::Duration;
-
 use claimgate_shared::{ClaimStatus, Timestamp};
 use redis::aio::MultiplexedConnection;
-use redis::streams::{
-    StreamAutoClaimOptions, StreamAutoClaimReply, StreamId, StreamRangeReply, StreamReadOptions,
-    StreamReadReply,
-};
+use redis::streams::{StreamId, StreamInfoGroupsReply, StreamRangeReply, StreamReadOptions, StreamReadReply};
 use redis::{AsyncCommands as _, Value};
 
 use super::keys::{Keys, RELAY_GROUP};
@@ -32,7 +27,7 @@ const READ_MAX: usize = 64;
 pub struct OutboxBatch {
     /// Entries as core wrote them.
     pub entries: Vec<OutboxEntry>,
-    /// Ids of entries that are malformed, or that were deleted after they were read.
+    /// Ids of entries that are malformed.
     pub malformed: Vec<String>,
 }
 
@@ -139,14 +134,21 @@ impl OutboxReader {
     }
 
     /// Entries of a campaign's outbox that no core has read yet, [`ENTRIES_MAX`] at most. Does not wait for any. After an
-    /// error some may have been read, and are pending.
+    /// error some may have been read.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
     pub async fn read_new(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
         let mut batch = OutboxBatch::default();
+        // Without a list of what is pending, which would have to be written to Redis' log, entry by entry: what is in the
+        // outbox was not acknowledged.
+        let options = StreamReadOptions::default().group(RELAY_GROUP, &self.consumer).noack().count(READ_MAX);
         loop {
-            let read = self.read(keys, ">").await?;
+            step::before("redis:outbox.new").await;
+            let reply = self.connection.xread_options(&[keys.outbox.as_str()], &[">"], &options).await;
+            let reply: Option<StreamReadReply> = step::after(reply).map_err(RedisStoreError::of)?;
+            let stream = reply.and_then(|reply| reply.keys.into_iter().next());
+            let read = stream.map(|stream| OutboxBatch::of(stream.ids)).unwrap_or_default();
             let was_last = read.len() < READ_MAX;
             batch.entries.extend(read.entries);
             batch.malformed.extend(read.malformed);
@@ -156,37 +158,29 @@ impl OutboxReader {
         }
     }
 
-    /// Entries that this core has read and not acknowledged: after a start, or after SQL failed.
+    /// The id of the last entry that a core has read. Those up to it that are still in the outbox were not acknowledged.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
-    pub async fn read_pending(&mut self, keys: &Keys) -> Result<OutboxBatch, RedisStoreError> {
-        self.read(keys, "0").await
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the outbox.
+    pub async fn last_read(&mut self, keys: &Keys) -> Result<String, RedisStoreError> {
+        step::before("redis:outbox.last_read").await;
+        let reply = self.connection.xinfo_groups(&keys.outbox).await;
+        let reply: StreamInfoGroupsReply = step::after(reply).map_err(RedisStoreError::of)?;
+        let group = reply.groups.into_iter().find(|group| group.name == RELAY_GROUP);
+        // One that is lost shows when new entries are read.
+        Ok(group.map_or_else(|| "0".to_owned(), |group| group.last_delivered_id))
     }
 
-    /// Takes over entries that another core has read and not acknowledged for at least `idle`: that core is dead or stuck.
+    /// The first entries up to the id `last`, whichever core has read them.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
-    pub async fn auto_claim(&mut self, keys: &Keys, idle: Duration) -> Result<OutboxBatch, RedisStoreError> {
-        let idle_ms = usize::try_from(idle.as_millis()).unwrap_or(usize::MAX);
-        let options = StreamAutoClaimOptions::default().count(READ_MAX);
-        step::before("redis:outbox.auto_claim").await;
-        let reply = self
-            .connection
-            .xautoclaim_options(&keys.outbox, RELAY_GROUP, &self.consumer, idle_ms, "0", options)
-            .await;
-        let reply: StreamAutoClaimReply = step::after(reply).map_err(RedisStoreError::of)?;
-        Ok(OutboxBatch::of(reply.claimed))
-    }
-
-    async fn read(&mut self, keys: &Keys, from: &str) -> Result<OutboxBatch, RedisStoreError> {
-        let options = StreamReadOptions::default().group(RELAY_GROUP, &self.consumer).count(READ_MAX);
-        step::before(if from == ">" { "redis:outbox.new" } else { "redis:outbox.pending" }).await;
-        let reply = self.connection.xread_options(&[keys.outbox.as_str()], &[from], &options).await;
-        let reply: Option<StreamReadReply> = step::after(reply).map_err(RedisStoreError::of)?;
-        let streams = reply.map(|reply| reply.keys).unwrap_or_default();
-        Ok(streams.into_iter().next().map(|stream| OutboxBatch::of(stream.ids)).unwrap_or_default())
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    pub async fn read_again(&mut self, keys: &Keys, last: &str) -> Result<OutboxBatch, RedisStoreError> {
+        step::before("redis:outbox.again").await;
+        // Behind the sentinel, whose id begins with 0.
+        let reply = self.connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await;
+        let reply: StreamRangeReply = step::after(reply).map_err(RedisStoreError::of)?;
+        Ok(OutboxBatch::of(reply.ids))
     }
 }
 
@@ -230,8 +224,7 @@ impl RedisStore {
         Ok(replies::count(&self.run_on(session, "redis:ack", &call).await?)?)
     }
 
-    /// Moves a malformed entry of the server that it was read from to the dead letters; `false` when it was gone: then it is
-    /// only removed from the entries that were read and not acknowledged.
+    /// Moves a malformed entry of the server that it was read from to the dead letters; `false` when it was gone.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer: the entry may have been moved all the same.
