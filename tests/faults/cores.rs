@@ -109,6 +109,7 @@ async fn one_of_two_cores_frozen() {
     };
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..20).await;
+    fixture.relayed("demo").await;
     let redis = fixture.redis().await;
     let held = fixture.sql.hold().await;
     let user = until_both_wait(&fixture, &checker, 20).await;

@@ -103,7 +103,7 @@ impl Node {
 
     /// One round of the relay; what any core has left lying counts as left behind.
     pub async fn relay(&self) -> String {
-        format!("{:?}", self.relay.round().await)
+        format!("{:?}", self.relay.round(Duration::ZERO).await)
     }
 
     /// Whether this core answers for the campaign from SQL; `None` when it has not heard of it.

@@ -28,7 +28,7 @@ use crate::engine::handle::CampaignHandle;
 use crate::engine::recovery::{Recovery, RecoveryError};
 use crate::engine::registry::CampaignRegistry;
 use crate::metrics;
-use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader};
+use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader, Progress};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{OutboxWriteError, SqlStore};
 
@@ -131,19 +131,20 @@ impl OutboxRelay {
 
     /// Runs until `stop` turns true.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let relay = Relay::new(&self, true);
+        let relay = Relay::new(&self, IDLE, true);
         tokio::select! {
             () = relay.work() => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
     }
 
-    /// Relays every campaign once, as after a start: the entries that any core had read and not acknowledged, and new ones.
+    /// Relays every campaign once, as after a start: the entries that this core had read and not acknowledged, those that
+    /// another had read at least `idle` ago, and new ones.
     ///
     /// # Errors
     /// The first error of any campaign; the others are relayed all the same.
-    pub async fn round(&self) -> Result<(), RelayError> {
-        let relay = Relay::new(self, false);
+    pub async fn round(&self, idle: Duration) -> Result<(), RelayError> {
+        let relay = Relay::new(self, idle, false);
         let mut outcome = Ok(());
         for handle in self.registry.all() {
             if let Err(error) = relay.relay_all(&handle, false).await {
@@ -159,6 +160,8 @@ impl OutboxRelay {
 #[derive(Debug)]
 struct Relay<'a> {
     parts: &'a OutboxRelay,
+    /// Entries that were read this long ago and are still in the outbox are taken over.
+    idle: Duration,
     commits: GroupCommit,
     /// The connections for reading, one to each server, once made; dropped when one breaks.
     readers: Mutex<Vec<OutboxReader>>,
@@ -168,13 +171,16 @@ struct Relay<'a> {
     fullest: AtomicU64,
     /// Of campaigns that may have leftovers, the last entry that had been read, and when that was seen.
     seen: Mutex<HashMap<CampaignId, (Instant, String)>>,
+    /// The last entry of each batch that this relay has read and not acknowledged yet.
+    in_hand: Mutex<HashMap<CampaignId, String>>,
 }
 
 /// The relay's state of one campaign.
 #[derive(Debug)]
 struct Place {
     backoff: Backoff,
-    /// Whether the entries that were read and not acknowledged before are relayed: false after a start or a failure.
+    /// Whether the entries that were read and not acknowledged before are relayed, as far as they are for this core to
+    /// relay: false after a start or a failure.
     caught_up: bool,
     at_work: bool,
     /// Whether the campaign was noticed again while it was being relayed.
@@ -189,10 +195,10 @@ impl Default for Place {
 }
 
 impl<'a> Relay<'a> {
-    fn new(parts: &'a OutboxRelay, rests: bool) -> Self {
+    fn new(parts: &'a OutboxRelay, idle: Duration, rests: bool) -> Self {
         let commits = GroupCommit::new(parts.sql.clone());
-        let (readers, seen) = (Mutex::default(), Mutex::default());
-        Self { parts, commits, readers, rests, fullest: AtomicU64::new(0), seen }
+        let (readers, seen, in_hand) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Self { parts, idle, commits, readers, rests, fullest: AtomicU64::new(0), seen, in_hand }
     }
 
     /// Relays each campaign that is noticed.
@@ -300,29 +306,39 @@ impl<'a> Relay<'a> {
         }
         let mut reader = self.reader(handle).await?;
         let (keys, from) = (&handle.keys, reader.generation());
-        let left_behind = match (caught_up, leftovers) {
-            (true, false) => None,
-            (true, true) => self.left_behind(handle, reader.last_read(keys).await?),
-            (false, _) => Some(reader.last_read(keys).await?),
-        };
-        if let Some(last) = left_behind {
-            while self.commit(handle, from, reader.read_again(keys, &last).await?).await? > 0 {}
+        let id = &handle.campaign().id;
+        let failed = locked(&self.in_hand).get(id).cloned();
+        let left_behind =
+            if caught_up && !leftovers { None } else { self.left_behind(id, reader.progress(keys).await?) };
+        for last in failed.iter().chain(&left_behind) {
+            while self.commit(handle, from, reader.read_again(keys, last).await?).await? > 0 {}
         }
-        while self.commit(handle, from, reader.read_new(keys).await?).await? >= ENTRIES_MAX {
+        loop {
+            locked(&self.in_hand).remove(id);
+            let batch = reader.read_new(keys).await?;
+            if let Some(last) = batch.entries.last() {
+                locked(&self.in_hand).insert(id.clone(), last.id.clone());
+            }
+            if self.commit(handle, from, batch).await? < ENTRIES_MAX {
+                locked(&self.in_hand).remove(id);
+                return Ok(true);
+            }
             handle.begin_relay();
         }
-        Ok(true)
     }
 
-    /// The last of the entries of a campaign that were read for long enough to be left behind, where `last` is the last one
-    /// that was read by now.
-    fn left_behind(&self, handle: &CampaignHandle, last: String) -> Option<String> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The last of the entries of a campaign that were read by a core that is not at work on them any more: no other core
+    /// has been seen for a while, or they were read as long ago.
+    fn left_behind(&self, id: &CampaignId, progress: Progress) -> Option<String> {
+        if progress.other_cores.is_none_or(|seen| seen >= self.idle) {
+            return Some(progress.last);
+        }
+        let mut seen = locked(&self.seen);
         let now = Instant::now();
-        let (at, before) = seen.entry(handle.campaign().id.clone()).or_insert_with(|| (now, last.clone()));
-        (now - *at >= IDLE).then(|| {
+        let (at, before) = seen.entry(id.clone()).or_insert_with(|| (now, progress.last.clone()));
+        (now - *at >= self.idle).then(|| {
             *at = now;
-            std::mem::replace(before, last)
+            std::mem::replace(before, progress.last)
         })
     }
 
@@ -344,7 +360,7 @@ impl<'a> Relay<'a> {
     }
 
     fn readers(&self) -> MutexGuard<'_, Vec<OutboxReader>> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.readers)
     }
 
     fn give_up_readers(&self) {
@@ -424,4 +440,8 @@ impl<'a> Relay<'a> {
         self.parts.recovery.suspend(handle).await?;
         Ok(0)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,13 @@
 //! The outbox: the events that the scripts wrote for SQL, read back.
 
+use std::time::Duration;
+
 use claimgate_shared::{ClaimStatus, Timestamp};
 use redis::aio::MultiplexedConnection;
-use redis::streams::{StreamId, StreamInfoGroupsReply, StreamRangeReply, StreamReadOptions, StreamReadReply};
+use redis::streams::{
+    StreamId, StreamInfoConsumersReply, StreamInfoGroupsReply, StreamRangeReply, StreamReadOptions,
+    StreamReadReply,
+};
 use redis::{AsyncCommands as _, Value};
 
 use super::keys::{Keys, RELAY_GROUP};
@@ -158,17 +163,26 @@ impl OutboxReader {
         }
     }
 
-    /// The id of the last entry that a core has read. Those up to it that are still in the outbox were not acknowledged.
+    /// What cores have read. Entries up to the last one that are still in the outbox were not acknowledged.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the outbox.
-    pub async fn last_read(&mut self, keys: &Keys) -> Result<String, RedisStoreError> {
-        step::before("redis:outbox.last_read").await;
-        let reply = self.connection.xinfo_groups(&keys.outbox).await;
-        let reply: StreamInfoGroupsReply = step::after(reply).map_err(RedisStoreError::of)?;
-        let group = reply.groups.into_iter().find(|group| group.name == RELAY_GROUP);
-        // One that is lost shows when new entries are read.
-        Ok(group.map_or_else(|| "0".to_owned(), |group| group.last_delivered_id))
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or has lost the consumer group.
+    pub async fn progress(&mut self, keys: &Keys) -> Result<Progress, RedisStoreError> {
+        let mut both = redis::pipe();
+        both.cmd("XINFO").arg("GROUPS").arg(&keys.outbox);
+        both.cmd("XINFO").arg("CONSUMERS").arg(&keys.outbox).arg(RELAY_GROUP);
+        step::before("redis:outbox.progress").await;
+        let reply = both.query_async(&mut self.connection).await;
+        let (groups, cores): (StreamInfoGroupsReply, StreamInfoConsumersReply) =
+            step::after(reply).map_err(RedisStoreError::of)?;
+        let group = groups.groups.into_iter().find(|group| group.name == RELAY_GROUP);
+        let others = cores.consumers.iter().filter(|core| core.name != self.consumer);
+        Ok(Progress {
+            last: group.map_or_else(|| "0".to_owned(), |group| group.last_delivered_id),
+            other_cores: others
+                .map(|core| Duration::from_millis(u64::try_from(core.idle).unwrap_or(u64::MAX)))
+                .min(),
+        })
     }
 
     /// The first entries up to the id `last`, whichever core has read them.
@@ -182,6 +196,15 @@ impl OutboxReader {
         let reply: StreamRangeReply = step::after(reply).map_err(RedisStoreError::of)?;
         Ok(OutboxBatch::of(reply.ids))
     }
+}
+
+/// How far an outbox was read.
+#[derive(Debug)]
+pub struct Progress {
+    /// The id of the last entry that a core has read.
+    pub last: String,
+    /// How long ago a core other than this one has tried to read; `None` if none ever has.
+    pub other_cores: Option<Duration>,
 }
 
 /// The state of an outbox.
