@@ -36,7 +36,15 @@ mod scheduled {
     pub async fn before(name: &'static str) {
         let Ok(steps) = SCHEDULED.try_with(Arc::clone) else { return };
         steps.reached(name);
-        poll_fn(|_| if steps.may_go() { Poll::Ready(()) } else { Poll::Pending }).await;
+        poll_fn(|context| {
+            if steps.may_go() {
+                return Poll::Ready(());
+            }
+            // A stream of futures polls only those that were woken.
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
     }
 
     /// After it: the reply, or, where the schedule loses it, what a broken connection gives.
