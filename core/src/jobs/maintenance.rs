@@ -193,7 +193,7 @@ impl Maintenance {
                     tick += 1;
                     self.begin_look(tick);
                 }
-                Some(Ok((campaigns, looks))) = self.looks.join_next() => self.looked(&campaigns, looks),
+                Some(looked) = self.looks.join_next() => self.looked(looked),
                 () = notices.maintenance.arrived() => {}
                 () = notices.holds.arrived() => {}
                 () = until(self.resting.first().map(|(at, _)| *at)) => {}
@@ -329,11 +329,11 @@ impl Maintenance {
     }
 
     /// Handles the end of a look.
-    fn looked(
-        &mut self,
-        campaigns: &[Arc<CampaignHandle>],
-        looks: Result<Vec<Option<Look>>, RedisStoreError>,
-    ) {
+    fn looked(&mut self, looked: Result<Looked, JoinError>) {
+        let (campaigns, looks) = match looked {
+            Ok(looked) => looked,
+            Err(error) => return tracing::error!(%error, "a look at campaigns at rest broke off"),
+        };
         self.log_failed_look(&looks);
         let looks = looks.unwrap_or_default();
         for (handle, look) in campaigns.iter().zip(&looks) {
