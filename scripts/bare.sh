@@ -124,14 +124,14 @@ offer_tools() {
     if [ "$mode" != setup-only ]; then return; fi
     if [ -d "$here" ]; then
         tools=$(realpath "$here")
-        echo "worker-build and wasm-bindgen are this machine's, read-only from $tools, where there."
+        echo "worker-build, wasm-bindgen and Valkey are this machine's, read-only from $tools, where there."
     else
         echo "No Cargo tools in $here: they are built in the root."
     fi
 }
 
 # What a registry or a proxy of this machine needs to be reached.
-carried='^(https?_proxy|no_proxy|all_proxy|HTTPS?_PROXY|NO_PROXY|ALL_PROXY|SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|CARGO_(HTTP|NET|SOURCE|REGISTR(Y|IES))_.*|NPM_CONFIG_.*|RUSTUP_(DIST_SERVER|UPDATE_ROOT|AUTO_INSTALL))$'
+carried='^(https?_proxy|no_proxy|all_proxy|HTTPS?_PROXY|NO_PROXY|ALL_PROXY|SSL_CERT_(FILE|DIR)|NODE_EXTRA_CA_CERTS|CURL_CA_BUNDLE|CARGO_(HTTP|NET|SOURCE|REGISTR(Y|IES))_.*|NPM_CONFIG_.*|PIP_.*|RUSTUP_(DIST_SERVER|UPDATE_ROOT|AUTO_INSTALL))$'
 
 # --- in the root ----------------------------------------------------------------------------------------
 

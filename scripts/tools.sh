@@ -16,6 +16,9 @@ worker_build_version=$(pinned worker)
 wasm_bindgen_version=$(pinned wasm-bindgen)
 cargo_deny_version=0.20.2
 
+# A Valkey beside Debian's Redis, for the tests that run on both; test-support/src/redis_server.rs looks for it here.
+valkey_dir=$tools_dir/valkey
+
 has() { command -v "$1" >/dev/null; }
 
 # The program $1 of crate $2 in version $3: from PATH when it is that one, else from the user's tools directory.

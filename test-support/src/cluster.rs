@@ -1,10 +1,11 @@
-//! A Redis Cluster: three primaries with a replica each.
+//! A Redis or Valkey Cluster: three primaries with a replica each.
 
 use std::net::SocketAddr;
 
 use futures_util::future::join_all;
 
 use crate::process::free_address;
+use crate::redis_server::Kind;
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
 
@@ -25,10 +26,10 @@ pub struct ClusterSet {
 
 impl ClusterSet {
     /// Waits until all slots are served and all replicas follow.
-    pub async fn start() -> Self {
+    pub async fn start(kind: Kind) -> Self {
         let addresses: Vec<_> = (0..2 * PRIMARIES).map(|_| free_address()).collect();
         let buses: Vec<_> = addresses.iter().map(|_| free_address().port().to_string()).collect();
-        let started = addresses.iter().zip(&buses).map(|(address, bus)| node(*address, bus));
+        let started = addresses.iter().zip(&buses).map(|(address, bus)| node(kind, *address, bus));
         let set = Self { nodes: join_all(started).await, addresses };
         for at in 0..set.nodes.len() {
             let view = set.view(at).await;
@@ -128,6 +129,22 @@ impl ClusterSet {
         }
     }
 
+    /// Moves the slot of `campaign` to the primary at `to` at once, as Valkey does from version 9 on.
+    pub async fn migrate_slot(&self, campaign: &str, from: usize, to: usize) {
+        let source = self.view(from).await;
+        let key = crate::inspect::key(campaign, "campaign");
+        let slot: u64 = source.query(&["CLUSTER", "KEYSLOT", &key]).await;
+        let (slot, id) = (slot.to_string(), self.id(to).await);
+        source.query::<()>(&["CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", &slot, &slot, "NODE", &id]).await;
+        for asked in [from, to] {
+            eventually(SOON, || async {
+                let now = self.primary_of(campaign, asked).await;
+                holds(now == to, || format!("the node at {asked} has it at {now}"))
+            })
+            .await;
+        }
+    }
+
     /// Moves the slot of `campaign` to the primary at `to`, key by key, as `redis-cli --cluster reshard` does.
     pub async fn move_slot(&self, campaign: &str, from: usize, to: usize) {
         let (source, target) = (self.view(from).await, self.view(to).await);
@@ -152,7 +169,7 @@ impl ClusterSet {
     }
 }
 
-async fn node(address: SocketAddr, bus: &str) -> RedisServer {
+async fn node(kind: Kind, address: SocketAddr, bus: &str) -> RedisServer {
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let settings = [
         ("bind", ip.as_str()),
@@ -168,5 +185,5 @@ async fn node(address: SocketAddr, bus: &str) -> RedisServer {
         // A resync begins at once, not after five seconds.
         ("repl-diskless-sync-delay", "0"),
     ];
-    RedisServer::start_with(&settings, &[]).await
+    RedisServer::start_as(kind, &settings, &[]).await
 }

@@ -1,4 +1,4 @@
-//! A Redis outside of core, its clock in the test's hands.
+//! A Redis or a Valkey outside of core, its clock in the test's hands.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,43 @@ use crate::clock::Clock;
 use crate::process::{Process, command};
 use crate::wait::{SOON, eventually};
 
-/// A `redis-server` on a unix socket, killed on drop.
+/// Which of the two it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// The machine's `redis-server`.
+    #[default]
+    Redis,
+    /// The `valkey-server` that `scripts/setup.sh` has brought.
+    Valkey,
+}
+
+impl Kind {
+    /// The program `server` or `check-aof`.
+    pub(crate) fn program(self, what: &str) -> PathBuf {
+        match self {
+            Self::Redis => format!("redis-{what}").into(),
+            Self::Valkey => {
+                let file = tools().join("valkey/bin").join(format!("valkey-{what}"));
+                assert!(file.is_file(), "no {}: `scripts/setup.sh` brings it", file.display());
+                file
+            }
+        }
+    }
+}
+
+/// Where `scripts/tools.sh` has the tools that are kept per user.
+fn tools() -> PathBuf {
+    let directory = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = || directory("XDG_CACHE_HOME").or_else(|| Some(std::env::home_dir()?.join(".cache")));
+    directory("CLAIMGATE_TOOLS")
+        .or_else(|| Some(cache()?.join("claimgate")))
+        .expect("the user has a home directory")
+}
+
+/// A server on a unix socket, killed on drop.
 #[derive(Debug)]
 pub struct RedisServer {
+    kind: Kind,
     process: Process,
     directory: TempDir,
     settings: Vec<(String, String)>,
@@ -33,13 +67,18 @@ impl RedisServer {
 
     /// With further settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
+        Self::start_as(Kind::Redis, settings, environment).await
+    }
+
+    /// One of this kind, with fsync on every write, further settings and variables.
+    pub async fn start_as(kind: Kind, settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
         let directory = tempfile::Builder::new().prefix("cgr-").tempdir().expect("a temporary directory");
         let settings: Vec<_> =
             settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let environment: Vec<_> =
             environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        let process = launch(directory.path(), &settings, &environment);
-        let server = Self { process, directory, settings, environment };
+        let process = launch(kind, directory.path(), &settings, &environment);
+        let server = Self { kind, process, directory, settings, environment };
         server.view().await;
         server
     }
@@ -47,8 +86,8 @@ impl RedisServer {
     /// `kill -9`, then the same server again on the same files; waits until it answers.
     pub async fn kill_and_restart(&mut self) {
         self.process.kill();
-        mend(self.directory.path());
-        self.process = launch(self.directory.path(), &self.settings, &self.environment);
+        mend(self.kind, self.directory.path());
+        self.process = launch(self.kind, self.directory.path(), &self.settings, &self.environment);
         self.view().await;
     }
 
@@ -75,16 +114,21 @@ impl RedisServer {
 }
 
 /// Takes off the append-only file what was half-written when Redis was killed, as an operator would.
-fn mend(directory: &Path) {
-    let mut check = command(Path::new("redis-check-aof"));
+fn mend(kind: Kind, directory: &Path) {
+    let mut check = command(&kind.program("check-aof"));
     check.arg("--fix").arg(directory.join("appendonlydir/appendonly.aof.manifest"));
-    let mut check = check.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("redis-check-aof");
+    let mut check = check.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("check-aof");
     check.stdin.take().expect("its input").write_all(b"y\n").expect("an answer");
     check.wait().expect("it ends");
 }
 
-fn launch(directory: &Path, settings: &[(String, String)], environment: &[(String, PathBuf)]) -> Process {
-    let mut command = command(Path::new("redis-server"));
+fn launch(
+    kind: Kind,
+    directory: &Path,
+    settings: &[(String, String)],
+    environment: &[(String, PathBuf)],
+) -> Process {
+    let mut command = command(&kind.program("server"));
     command.args(["--port", "0", "--save", "", "--appendonly", "yes", "--appendfsync", "always"]);
     command.args([
         "--maxmemory-policy",

@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::certificates::Certificates;
 use crate::process::{Process, Signal, command, free_address};
+use crate::redis_server::Kind;
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
 
@@ -33,6 +34,8 @@ pub struct Access<'a> {
     pub sentinel_password: Option<&'a str>,
     /// The servers speak TLS alone, and the sentinels too but to the test.
     pub tls: Option<&'a Certificates>,
+    /// What servers and sentinels are.
+    pub kind: Kind,
 }
 
 /// A sentinel on a free address, killed on drop.
@@ -68,7 +71,7 @@ impl Sentinel {
         }
         let directory = tempfile::Builder::new().prefix("cgs-").tempdir().expect("a temporary directory");
         std::fs::write(directory.path().join("sentinel.conf"), lines.join("\n")).expect("its configuration");
-        let process = launch(directory.path());
+        let process = launch(access.kind, directory.path());
         let password = access.sentinel_password.map(str::to_owned);
         let sentinel = Self { process, plain, address, password, directory };
         let view = sentinel.view().await;
@@ -109,8 +112,8 @@ impl Sentinel {
     }
 }
 
-fn launch(directory: &Path) -> Process {
-    let mut command = command(Path::new("redis-server"));
+fn launch(kind: Kind, directory: &Path) -> Process {
+    let mut command = command(&kind.program("server"));
     command.args(["sentinel.conf", "--sentinel"]).current_dir(directory);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Process::start(command)
@@ -196,8 +199,8 @@ pub struct SentinelSet {
 
 impl SentinelSet {
     /// Open to all who connect.
-    pub async fn start() -> Self {
-        Self::start_with(Access::default()).await
+    pub async fn start(kind: Kind) -> Self {
+        Self::start_with(Access { kind, ..Access::default() }).await
     }
 
     /// Waits until all know one another.

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use support::certificates::Certificates;
 use support::cluster::ClusterSet;
 use support::process::{Signal, command, free_address};
+use support::redis_server::Kind;
 use support::sentinel::{Access, SERVICE, Sentinel, SentinelSet};
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually};
@@ -106,7 +107,7 @@ async fn a_server_that_becomes_a_replica_later_is_waited_for() {
 
 #[tokio::test]
 async fn a_service_that_no_sentinel_watches_is_refused_at_the_start() {
-    let set = SentinelSet::start().await;
+    let set = SentinelSet::start(Kind::Redis).await;
     let user = format!("core:{PASSWORD}@");
     is_refused(&set.url_with(&user, "elsewhere"), "redis.role", &["'elsewhere'", "SENTINEL MASTERS"]).await;
     let servers = (0..3).map(|at| set.address(at).to_string()).collect::<Vec<_>>().join(",");
@@ -160,7 +161,7 @@ const SENTINEL_PASSWORD: &str = "the-sentinels-own-password";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_servers_have_passwords_of_their_own() {
-    let access = Access { sentinel_password: Some(SENTINEL_PASSWORD), tls: None };
+    let access = Access { sentinel_password: Some(SENTINEL_PASSWORD), ..Access::default() };
     let set = SentinelSet::start_with(access).await;
     let url = with_user(&set).await;
     let directory = tempfile::tempdir().unwrap();
@@ -197,7 +198,7 @@ async fn sentinels_and_servers_behind_tls() {
         Ok(certificates) => certificates,
         Err(why) => return println!("topologies: TLS SKIPPED: {why}"),
     };
-    let set = SentinelSet::start_with(Access { sentinel_password: None, tls: Some(&certificates) }).await;
+    let set = SentinelSet::start_with(Access { tls: Some(&certificates), ..Access::default() }).await;
     let url = with_user(&set).await;
     let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url);
     let core = options.with("SSL_CERT_FILE", certificates.file("trusted.pem")).start().await;
@@ -207,7 +208,7 @@ async fn sentinels_and_servers_behind_tls() {
 /// Of three sentinels one is dead and one stands still: core starts with the third, and the doctor names the two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_sentinel_that_answers_is_enough_to_start() {
-    let set = SentinelSet::start().await;
+    let set = SentinelSet::start(Kind::Redis).await;
     let url = set.url();
     set.sentinels[0].signal(Signal::KILL);
     set.sentinels[1].signal(Signal::STOP);
@@ -223,7 +224,7 @@ async fn one_sentinel_that_answers_is_enough_to_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_is_known_from_any_of_its_nodes() {
-    let set = ClusterSet::start().await;
+    let set = ClusterSet::start(Kind::Redis).await;
     for node in &set.nodes {
         let password = format!(">{PASSWORD}");
         let user = ["ACL", "SETUSER", "core", "on", &password, "~cg:*", "+@all"];

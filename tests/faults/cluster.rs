@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::cluster::ClusterSet;
 use support::process::{Signal, signal_pid};
+use support::redis_server::Kind;
 use support::sql::Sql;
 use support::storm::Seen;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 
 use crate::load::under_load;
-use crate::tally::{Row, say};
+use crate::tally::{Row, on_both, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
@@ -31,8 +32,8 @@ struct Clustered {
 }
 
 impl Clustered {
-    async fn start() -> Self {
-        let set = ClusterSet::start().await;
+    async fn start(kind: Kind) -> Self {
+        let set = ClusterSet::start(kind).await;
         let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url()).start().await;
         let sql = Sql::in_directory(&core.data_dir());
         let mut checkers = Vec::new();
@@ -109,11 +110,10 @@ impl Clustered {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_is_killed_under_load() {
-    let row = Row::begin("Cluster: a primary killed under load, and back as a replica");
+async fn a_primary_is_killed_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Cluster: a primary killed under load, and back as a replica");
     let _turn = heavy().await;
-    let mut clustered = Clustered::start().await;
+    let mut clustered = Clustered::start(kind).await;
     let lost = clustered.set.primary_of("c0", 0).await;
     row.kill();
     clustered.loses(lost, Signal::KILL).await;
@@ -122,11 +122,10 @@ async fn a_primary_is_killed_under_load() {
     clustered.judge(row, (lost + 1) % 3, PERSISTED).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_primary_stands_still_under_load() {
-    let row = Row::begin("Cluster: a primary stopped under load, and going on as a replica");
+async fn a_primary_stands_still_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Cluster: a primary stopped under load, and going on as a replica");
     let _turn = heavy().await;
-    let clustered = Clustered::start().await;
+    let clustered = Clustered::start(kind).await;
     let lost = clustered.set.primary_of("c0", 0).await;
     let pid = clustered.set.view(lost).await.pid().await;
     row.fault();
@@ -137,11 +136,10 @@ async fn a_primary_stands_still_under_load() {
 }
 
 /// There and back again: the node that is promoted the second time was the primary before, and no connection to it broke.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_failovers_by_hand_under_load() {
-    let row = Row::begin("Cluster: a failover by hand under load, and one back");
+async fn two_failovers_by_hand_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Cluster: a failover by hand under load, and one back");
     let _turn = heavy().await;
-    let clustered = Clustered::start().await;
+    let clustered = Clustered::start(kind).await;
     let first = clustered.set.primary_of("c0", 0).await;
     let asked = (first + 1) % 3;
     for (round, (before, after)) in [(first, first + 3), (first + 3, first)].into_iter().enumerate() {
@@ -163,11 +161,10 @@ async fn two_failovers_by_hand_under_load() {
 }
 
 /// There and back again, key by key: nothing that was acknowledged is lost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_moves_under_load() {
-    let row = Row::begin("Cluster: a slot moved under load");
+async fn a_slot_moves_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Cluster: a slot moved under load");
     let _turn = heavy().await;
-    let clustered = Clustered::start().await;
+    let clustered = Clustered::start(kind).await;
     let from = clustered.set.primary_of("c0", 0).await;
     let to = (from + 1) % 3;
     clustered
@@ -186,11 +183,34 @@ async fn a_slot_moves_under_load() {
     clustered.judge(row, to, Expect::default()).await;
 }
 
-/// A script that a node has lost is sent to that node again.
+/// As Valkey moves slots: at once, with all that was decided.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_forgets_the_scripts() {
-    let row = Row::begin("Cluster: a node that has lost its scripts");
-    let clustered = Clustered::start().await;
+async fn a_slot_moves_at_once_under_load() {
+    let row = Row::begin_on(Kind::Valkey, "Cluster: a slot moved at once under load");
+    let _turn = heavy().await;
+    let clustered = Clustered::start(Kind::Valkey).await;
+    let from = clustered.set.primary_of("c0", 0).await;
+    let to = (from + 1) % 3;
+    clustered
+        .under_load("moved", async {
+            for (round, (from, to)) in [(from, to), (to, from)].into_iter().enumerate() {
+                tokio::time::sleep(WHILE).await;
+                row.fault();
+                clustered.set.migrate_slot("c0", from, to).await;
+                let took = clustered.all_decide(&format!("moved-{round}")).await;
+                say(&format!("  all decided {took:.1?} after the move"));
+            }
+            tokio::time::sleep(WHILE).await;
+        })
+        .await;
+    clustered.set.settled().await;
+    clustered.judge(row, to, Expect::default()).await;
+}
+
+/// A script that a node has lost is sent to that node again.
+async fn a_node_forgets_the_scripts(kind: Kind) {
+    let row = Row::begin_on(kind, "Cluster: a node that has lost its scripts");
+    let clustered = Clustered::start(kind).await;
     clustered.all_decide("before").await;
     let node = clustered.set.primary_of("c0", 0).await;
     row.fault();
@@ -199,4 +219,12 @@ async fn a_node_forgets_the_scripts() {
         checker.win(&clustered.core, 0..3).await;
     }
     clustered.judge(row, 0, Expect::default()).await;
+}
+
+on_both! {
+    a_primary_is_killed_under_load,
+    a_primary_stands_still_under_load,
+    two_failovers_by_hand_under_load,
+    a_slot_moves_under_load,
+    a_node_forgets_the_scripts,
 }

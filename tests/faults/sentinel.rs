@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::process::{Signal, signal_pid};
+use support::redis_server::Kind;
 use support::sentinel::{SERVICE, SentinelSet, StaleSentinel};
 use support::sql::Sql;
 use support::storm::Seen;
@@ -12,7 +13,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, RedisView, SOON, eventually, heavy};
 
 use crate::load::under_load;
-use crate::tally::{Row, say};
+use crate::tally::{Row, on_both, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
 /// More than is asked for: a probe must not meet "sold out".
@@ -30,15 +31,15 @@ struct Watched {
 }
 
 impl Watched {
-    async fn start() -> Self {
-        let set = SentinelSet::start().await;
+    async fn start(kind: Kind) -> Self {
+        let set = SentinelSet::start(kind).await;
         let url = set.url();
         Self::on(set, url).await
     }
 
     /// With a core that comes as a user of its own.
-    async fn start_as(user: &str, password: &str) -> Self {
-        let set = SentinelSet::start().await;
+    async fn start_as(kind: Kind, user: &str, password: &str) -> Self {
+        let set = SentinelSet::start(kind).await;
         for server in &set.servers {
             let view = server.view().await;
             let words = ["ACL", "SETUSER", user, "on", &format!(">{password}"), "~*", "&*", "+@all"];
@@ -111,11 +112,10 @@ async fn decided(redis: &RedisView) -> u64 {
     redis.calls(&["evalsha"]).await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn manual_failovers_under_load() {
-    let row = Row::begin("Sentinel: failovers by hand under load");
+async fn manual_failovers_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Sentinel: failovers by hand under load");
     let _turn = heavy().await;
-    let watched = Watched::start().await;
+    let watched = Watched::start(kind).await;
     let mut primary = 0;
     for round in 1..=2 {
         let keys = format!("k{round}");
@@ -135,11 +135,10 @@ async fn manual_failovers_under_load() {
     watched.judge(row, primary).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_primary_is_killed_under_load() {
-    let row = Row::begin("Sentinel: the primary killed under load, and back as a replica");
+async fn the_primary_is_killed_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Sentinel: the primary killed under load, and back as a replica");
     let _turn = heavy().await;
-    let mut watched = Watched::start().await;
+    let mut watched = Watched::start(kind).await;
     let tight = Checker::create(&watched.core, "tight", TIGHT).await;
     tight.win(&watched.core, 0..150).await;
     let pid = watched.set.view(0).await.pid().await;
@@ -162,11 +161,10 @@ async fn the_primary_is_killed_under_load() {
     watched.judge(row, promoted).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_primary_stands_still_under_load() {
-    let row = Row::begin("Sentinel: the primary stopped under load, and going on as a replica");
+async fn the_primary_stands_still_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Sentinel: the primary stopped under load, and going on as a replica");
     let _turn = heavy().await;
-    let watched = Watched::start().await;
+    let watched = Watched::start(kind).await;
     let pid = watched.set.view(0).await.pid().await;
     let promoted = watched
         .under_load("stopped", async {
@@ -184,11 +182,10 @@ async fn the_primary_stands_still_under_load() {
 
 /// The primary is cut off from its replicas and the sentinels, but not from core, whose connections stay whole: nothing but
 /// Sentinel's word tells core that it has to go.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_primary_is_cut_off_with_core() {
-    let row = Row::begin("Sentinel: the primary cut off from all but core");
+async fn the_primary_is_cut_off_with_core(kind: Kind) {
+    let row = Row::begin_on(kind, "Sentinel: the primary cut off from all but core");
     let _turn = heavy().await;
-    let watched = Watched::start_as("core", "cores-own-password").await;
+    let watched = Watched::start_as(kind, "core", "cores-own-password").await;
     let old = watched.set.view(0).await;
     let promoted = watched
         .under_load("cut", async {
@@ -210,11 +207,10 @@ async fn the_primary_is_cut_off_with_core() {
 }
 
 /// A sentinel that has missed a failover names a server that was demoted.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stale_sentinel_is_not_believed() {
-    let row = Row::begin("Sentinel: one that names a replica");
+async fn a_stale_sentinel_is_not_believed(kind: Kind) {
+    let row = Row::begin_on(kind, "Sentinel: one that names a replica");
     let _turn = heavy().await;
-    let set = SentinelSet::start().await;
+    let set = SentinelSet::start(kind).await;
     let stale = StaleSentinel::start(set.address(1)).await;
     let url = set.url().replace("://", &format!("://{},", stale.address()));
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
@@ -247,4 +243,12 @@ async fn a_stale_sentinel_is_not_believed() {
     let primary = watched.set.named_by(&watched.set.sentinels[0]).await;
     watched.decides_on(primary, "again").await;
     watched.judge(row, primary).await;
+}
+
+on_both! {
+    manual_failovers_under_load,
+    the_primary_is_killed_under_load,
+    the_primary_stands_still_under_load,
+    the_primary_is_cut_off_with_core,
+    a_stale_sentinel_is_not_believed,
 }

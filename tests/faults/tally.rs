@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use support::checker::Verdict;
+use support::redis_server::Kind;
 
 static ROWS: AtomicUsize = AtomicUsize::new(0);
 static SKIPPED: AtomicUsize = AtomicUsize::new(0);
@@ -15,7 +16,7 @@ static OPERATIONS: AtomicUsize = AtomicUsize::new(0);
 /// One row of the list of faults, while its test runs.
 #[derive(Debug)]
 pub struct Row {
-    name: &'static str,
+    name: String,
     started: Instant,
     faults: AtomicUsize,
     restarts: AtomicUsize,
@@ -23,8 +24,14 @@ pub struct Row {
 
 impl Row {
     /// Begins the row `name`.
-    pub fn begin(name: &'static str) -> Self {
-        Self { name, started: Instant::now(), faults: AtomicUsize::new(0), restarts: AtomicUsize::new(0) }
+    pub fn begin(name: impl Into<String>) -> Self {
+        let (faults, restarts) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { name: name.into(), started: Instant::now(), faults, restarts }
+    }
+
+    /// Begins the row `name` on one of the two servers.
+    pub fn begin_on(kind: Kind, name: &str) -> Self {
+        Self::begin(format!("{name} ({kind:?})"))
     }
 
     /// A fault was injected.
@@ -71,6 +78,26 @@ impl Row {
         assert!(!must_run, "{} cannot be skipped where CI=true: {why}", self.name);
     }
 }
+
+/// Each of these tests on Redis and on Valkey.
+macro_rules! on_both {
+    ($($test:ident),* $(,)?) => {$(
+        mod $test {
+            use support::redis_server::Kind;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn redis() {
+                super::$test(Kind::Redis).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn valkey() {
+                super::$test(Kind::Valkey).await;
+            }
+        }
+    )*};
+}
+pub(crate) use on_both;
 
 /// A line that is seen also when the test passes.
 pub fn say(line: &str) {

@@ -149,6 +149,11 @@ defect switches_not_heard core/src/jobs/refresher.rs 'engine.sync.redis.follow_s
 defect relay_stays_behind core/src/jobs/outbox_relay.rs 'find(|reader| reader.generation() == generation)' \
     'find(|reader| reader.generation() <= generation)' faults sentinel::the_primary_is_cut_off
 
+# What a core had read when it died.
+defect left_behind_is_left core/src/jobs/outbox_relay.rs \
+    'while self.commit(handle, from, reader.read_again(keys, last).await?).await? > 0 {}' 'let _ = last;' \
+    faults cores::one_of_two_cores_killed
+
 # Cluster: a node that refuses a call as not its own is believed.
 defect moved_slots_not_noticed core/src/store/redis/cluster.rs 'REDIRECTS.contains(&code)' 'code.is_empty()' \
     faults cluster::a_slot
