@@ -151,7 +151,7 @@ defect relay_stays_behind core/src/jobs/outbox_relay.rs 'find(|reader| reader.ge
 
 # What a core had read when it died.
 defect left_behind_is_left core/src/jobs/outbox_relay.rs \
-    'while self.commit(handle, from, reader.read_again(keys, last).await?).await? > 0 {}' 'let _ = last;' \
+    'while self.commit(handle, from, reader.read_delivered(keys, last).await?).await? > 0 {}' 'let _ = last;' \
     faults cores::one_of_two_cores_killed
 
 # Cluster: a node that refuses a call as not its own is believed.

@@ -311,7 +311,7 @@ impl<'a> Relay<'a> {
         let left_behind =
             if caught_up && !leftovers { None } else { self.left_behind(id, reader.progress(keys).await?) };
         for last in failed.iter().chain(&left_behind) {
-            while self.commit(handle, from, reader.read_again(keys, last).await?).await? > 0 {}
+            while self.commit(handle, from, reader.read_delivered(keys, last).await?).await? > 0 {}
         }
         loop {
             locked(&self.in_hand).remove(id);

@@ -189,8 +189,8 @@ impl OutboxReader {
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
-    pub async fn read_again(&mut self, keys: &Keys, last: &str) -> Result<OutboxBatch, RedisStoreError> {
-        step::before("redis:outbox.again").await;
+    pub async fn read_delivered(&mut self, keys: &Keys, last: &str) -> Result<OutboxBatch, RedisStoreError> {
+        step::before("redis:outbox.delivered").await;
         // Behind the sentinel, whose id begins with 0.
         let reply = self.connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await;
         let reply: StreamRangeReply = step::after(reply).map_err(RedisStoreError::of)?;

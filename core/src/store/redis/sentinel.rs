@@ -35,7 +35,7 @@ const SUBSCRIBE_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Sentinels {
     address: SentinelAddress,
-    /// The epoch of the latest failover that most of them agreed on and whose primary was connected to: whoever names the
+    /// The epoch of the latest failover that most of them agreed on and whose primary was connected to: a sentinel that names the
     /// primary of an earlier one is not believed, unless most of them do.
     latest: AtomicU64,
 }
