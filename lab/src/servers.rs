@@ -77,8 +77,7 @@ impl Servers {
         let cpu = self.info("cpu").await?;
         let cpu_s = field(&cpu, "used_cpu_user")? + field(&cpu, "used_cpu_sys")?;
         let stats = self.info("commandstats").await?;
-        let calls =
-            ["evalsha", "eval", "xreadgroup", "xautoclaim"].iter().map(|name| calls_of(&stats, name)).sum();
+        let calls = ["evalsha", "eval", "xreadgroup"].iter().map(|name| calls_of(&stats, name)).sum();
         Ok(RedisWork { cpu_s, calls })
     }
 

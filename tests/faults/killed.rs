@@ -52,13 +52,13 @@ async fn killed_at_the_acknowledgement(row: Row, cut: Cut, left_in_the_outbox: b
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_after_commit() {
-    let row = Row::begin("core killed after SQL's commit, before XACK");
+    let row = Row::begin("core killed after SQL's commit, before it is acknowledged");
     killed_at_the_acknowledgement(row, Cut::BeforeRequest, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn core_killed_after_xack() {
-    let row = Row::begin("core killed after XACK, before it knows");
+async fn core_killed_after_acknowledging() {
+    let row = Row::begin("core killed after it is acknowledged, before it knows");
     killed_at_the_acknowledgement(row, Cut::AfterRequest, false).await;
 }
 
