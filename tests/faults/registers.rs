@@ -251,6 +251,11 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("a core serves"), "{said}");
+    eventually(SOON, || async {
+        let seen = checker.claim(&fixture.core, "back", "k").await;
+        holds(matches!(seen, Seen::Claimed { .. }), || format!("its core is loading it: {seen:?}"))
+    })
+    .await;
     checker.win(&fixture.core, 30..40).await;
     fixture.relayed("demo").await;
     let redis = fixture.redis().await;
