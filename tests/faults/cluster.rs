@@ -160,9 +160,17 @@ async fn two_failovers_by_hand_under_load(kind: Kind) {
     clustered.judge(row, asked, PERSISTED).await;
 }
 
-/// There and back again, key by key: nothing that was acknowledged is lost.
-async fn a_slot_moves_under_load(kind: Kind) {
-    let row = Row::begin_on(kind, "Cluster: a slot moved under load");
+/// How a slot is moved.
+#[derive(Clone, Copy)]
+enum Move {
+    /// As `redis-cli --cluster reshard` does.
+    KeyByKey,
+    /// As Valkey does from version 9 on.
+    AtOnce,
+}
+
+/// There and back again: nothing that was acknowledged is lost.
+async fn a_slot_moves(row: Row, kind: Kind, how: Move) {
     let _turn = heavy().await;
     let clustered = Clustered::start(kind).await;
     let from = clustered.set.primary_of("c0", 0).await;
@@ -172,7 +180,10 @@ async fn a_slot_moves_under_load(kind: Kind) {
             for (round, (from, to)) in [(from, to), (to, from)].into_iter().enumerate() {
                 tokio::time::sleep(WHILE).await;
                 row.fault();
-                clustered.set.move_slot("c0", from, to).await;
+                match how {
+                    Move::KeyByKey => clustered.set.move_slot("c0", from, to).await,
+                    Move::AtOnce => clustered.set.migrate_slot("c0", from, to).await,
+                }
                 let took = clustered.all_decide(&format!("moved-{round}")).await;
                 say(&format!("  all decided {took:.1?} after the move"));
             }
@@ -183,28 +194,15 @@ async fn a_slot_moves_under_load(kind: Kind) {
     clustered.judge(row, to, Expect::default()).await;
 }
 
-/// As Valkey moves slots: at once, with all that was decided.
+async fn a_slot_moves_under_load(kind: Kind) {
+    let row = Row::begin_on(kind, "Cluster: a slot moved under load");
+    a_slot_moves(row, kind, Move::KeyByKey).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_moves_at_once_under_load() {
     let row = Row::begin_on(Kind::Valkey, "Cluster: a slot moved at once under load");
-    let _turn = heavy().await;
-    let clustered = Clustered::start(Kind::Valkey).await;
-    let from = clustered.set.primary_of("c0", 0).await;
-    let to = (from + 1) % 3;
-    clustered
-        .under_load("moved", async {
-            for (round, (from, to)) in [(from, to), (to, from)].into_iter().enumerate() {
-                tokio::time::sleep(WHILE).await;
-                row.fault();
-                clustered.set.migrate_slot("c0", from, to).await;
-                let took = clustered.all_decide(&format!("moved-{round}")).await;
-                say(&format!("  all decided {took:.1?} after the move"));
-            }
-            tokio::time::sleep(WHILE).await;
-        })
-        .await;
-    clustered.set.settled().await;
-    clustered.judge(row, to, Expect::default()).await;
+    a_slot_moves(row, Kind::Valkey, Move::AtOnce).await;
 }
 
 /// A script that a node has lost is sent to that node again.

@@ -323,7 +323,6 @@ impl Maintenance {
             let targets: Vec<_> =
                 campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
             let looks = sync.redis.survey(&targets).await;
-            drop(targets);
             (campaigns, looks)
         });
     }

@@ -29,15 +29,12 @@ pub(super) enum Connections {
 
 impl Connections {
     pub(super) fn new(address: RedisAddress) -> Self {
-        let way = match address {
-            RedisAddress::Server(client) => Way::Straight(client, Mode::Alone),
-            RedisAddress::Sentinel(address) => Way::Sentinel(Sentinels::new(address)),
-            RedisAddress::Cluster(seeds) => {
-                let cluster = Arc::new(Cluster::new(seeds));
-                return Self::Cluster { cluster, nodes: RwLock::default() };
+        match Servers::at(address) {
+            Servers::One(way) => Self::One(Connection::to(Arc::new(Server::new(way, Arc::default())))),
+            Servers::Cluster(cluster) => {
+                Self::Cluster { cluster: Arc::new(cluster), nodes: RwLock::default() }
             }
-        };
-        Self::One(Connection::to(Arc::new(Server::new(way, Arc::default()))))
+        }
     }
 
     /// Further connections to the same servers.
@@ -141,6 +138,22 @@ fn node(
     Ok(Arc::clone(nodes.entry(place.clone()).or_insert(connection)))
 }
 
+/// What an address leads to.
+enum Servers {
+    One(Way),
+    Cluster(Cluster),
+}
+
+impl Servers {
+    fn at(address: RedisAddress) -> Self {
+        match address {
+            RedisAddress::Server(client) => Self::One(Way::Straight(client, Mode::Alone)),
+            RedisAddress::Sentinel(address) => Self::One(Way::Sentinel(Sentinels::new(address))),
+            RedisAddress::Cluster(seeds) => Self::Cluster(Cluster::new(seeds)),
+        }
+    }
+}
+
 /// Primaries by their names.
 pub type Connected = Vec<(String, Result<Primary, NoPrimary>)>;
 
@@ -149,17 +162,14 @@ pub type Connected = Vec<(String, Result<Primary, NoPrimary>)>;
 /// # Errors
 /// When no node of the cluster answers.
 pub async fn primaries(address: &RedisAddress, response_timeout: Duration) -> Result<Connected, NoPrimary> {
-    let alone = match address {
-        RedisAddress::Server(client) => Primary::connect(client.clone(), Mode::Alone, response_timeout).await,
-        RedisAddress::Sentinel(address) => Sentinels::new(address.clone()).connect(response_timeout).await,
-        RedisAddress::Cluster(seeds) => {
-            let clients = Cluster::new(seeds.clone()).clients().await?;
-            let connected = clients.into_iter().map(|client| async move {
+    match Servers::at(address.clone()) {
+        Servers::One(way) => Ok(vec![(String::new(), way.connect(response_timeout).await)]),
+        Servers::Cluster(cluster) => {
+            let connected = cluster.clients().await?.into_iter().map(|client| async move {
                 let name = client.get_connection_info().addr().to_string();
                 (name, Primary::connect(client, Mode::Cluster, response_timeout).await)
             });
-            return Ok(join_all(connected).await);
+            Ok(join_all(connected).await)
         }
-    };
-    Ok(vec![(String::new(), alone)])
+    }
 }

@@ -31,7 +31,8 @@ pub(super) enum Way {
 }
 
 impl Way {
-    async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
+    /// Connects to the server, whose replies are waited for for `response_timeout` at most.
+    pub(super) async fn connect(&self, response_timeout: Duration) -> Result<Primary, NoPrimary> {
         match self {
             Self::Straight(client, mode) => Primary::connect(client.clone(), *mode, response_timeout).await,
             Self::Sentinel(sentinels) => sentinels.connect(response_timeout).await,
