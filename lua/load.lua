@@ -7,6 +7,8 @@
 --       'users'  user id, record, ...        at most 1,000 pairs
 --       'claims' digest, record, ...         claims beyond their user's record, at most 1,000 pairs
 --       'holds'  expires at ms, member, ...  at most 1,000 pairs
+--       'adopt'  instead of all others: admin state, rules. What was suspended is whole, and SQL has all of it: it goes on
+--                under the new epoch as it is, with an empty outbox
 --       'open'   sequence and events to continue after, units taken, the sum of the claims' revisions, admin state, rules,
 --                packed as in prelude.lua
 --
@@ -20,14 +22,19 @@ local epoch, token, step = ARGV[2], ARGV[3], ARGV[4]
 local function late()
   local last_token, phase, loading_epoch = unpack(redis.call('HMGET', campaign_key, 'token', 'phase', 'epoch'))
   if last_token ~= token then return true end
-  if step == 'begin' then return phase ~= 'suspended' end
+  if step == 'begin' or step == 'adopt' then return phase ~= 'suspended' end
   -- Users lost since the beginning would be lost for good: the state vouches for them.
   return phase ~= 'loading' or loading_epoch ~= epoch or redis.call('HGET', users_key, STATE) ~= epoch
 end
 
+local function empty_outbox(loaded_epoch)
+  local sentinel = '0-' .. loaded_epoch
+  redis.call('XADD', outbox_key, sentinel, 'epoch', loaded_epoch)
+  redis.call('XGROUP', 'CREATE', outbox_key, 'relay', sentinel)
+end
+
 local steps = {
   begin = function()
-    local sentinel = '0-' .. epoch
     local layout, register_id = parse_identity(ARGV[1])
     redis.call('UNLINK', unpack(KEYS))
     redis.call('HSET', campaign_key, 'layout', layout, 'epoch', epoch, 'token', token, 'register_id', register_id,
@@ -35,8 +42,17 @@ local steps = {
     redis.call('HSET', users_key, STATE, epoch)
     redis.call('HSET', claims_key, SENTINEL, epoch)
     redis.call('ZADD', holds_key, '-' .. epoch, SENTINEL)
-    redis.call('XADD', outbox_key, sentinel, 'epoch', epoch)
-    redis.call('XGROUP', 'CREATE', outbox_key, 'relay', sentinel)
+    empty_outbox(epoch)
+  end,
+  adopt = function()
+    local campaign = { backlog = 0, admin_state = tonumber(ARGV[5]) }
+    local state, _ = redis.call('HGET', users_key, STATE)
+    _, campaign.sequence, campaign.taken, campaign.events, _, campaign.loaded_epoch, campaign.next_due =
+      struct.unpack(COUNTERS, state, 2 + string.byte(state))
+    redis.call('UNLINK', outbox_key)
+    empty_outbox(string.format('%.0f', campaign.loaded_epoch))
+    redis.call('HSET', users_key, STATE, pack_state(campaign, ARGV[6]))
+    redis.call('HSET', campaign_key, 'phase', 'open', 'epoch', epoch)
   end,
   users = function() redis.call('HSET', users_key, unpack(ARGV, 5)) end,
   claims = function() redis.call('HSET', claims_key, unpack(ARGV, 5)) end,

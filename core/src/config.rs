@@ -24,6 +24,8 @@ pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
 pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 /// The most claims that one script call decides.
 pub const BATCH_MAX: usize = 256;
+/// The most replicas that may be waited for: more than anybody has would only refuse every claim.
+pub const REDIS_REPLICAS_MAX: u32 = 16;
 /// The variables that name a file with a secret in it.
 pub const SECRET_FILES: [&str; 5] = [
     "CLAIMGATE_ADMIN_TOKEN_FILE",
@@ -76,6 +78,10 @@ pub struct ServeArgs {
     /// without it core runs one itself
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
+    /// How many replicas must have a claim before it is acknowledged; the first value only: `claimgate replication` changes
+    /// it [default: 0]
+    #[arg(long, env = "CLAIMGATE_REDIS_REPLICAS", value_name = "REPLICAS")]
+    redis_replicas: Option<String>,
     /// Memory limit of the managed Redis, in MiB [default: half of the machine's]
     #[arg(long, env = "CLAIMGATE_REDIS_MAXMEMORY_MIB", value_name = "MIB")]
     redis_maxmemory_mib: Option<String>,
@@ -116,6 +122,8 @@ pub struct Config {
     pub data_dir: PathBuf,
     /// Where the operator's Redis is; `None` runs the managed one.
     pub redis_address: Option<RedisAddress>,
+    /// The first value of how many replicas must have a claim before it is acknowledged.
+    pub redis_replicas: u32,
     /// This core's consumer name: the same after a restart, so that the relay finds the entries that it had read.
     pub core_id: String,
     /// The managed Redis' password.
@@ -158,6 +166,7 @@ impl Config {
             listen: address("CLAIMGATE_LISTEN", &args.listen)?,
             admin_listen: address("CLAIMGATE_ADMIN_LISTEN", &args.admin_listen)?,
             redis_address: args.redis_url.as_deref().map(redis_address).transpose()?,
+            redis_replicas: redis_replicas(args)?,
             core_id: secrets.generated("core.id", random_text)?,
             redis_password: secrets.generated("redis.password", random_text)?,
             redis_maxmemory_bytes: match &args.redis_maxmemory_mib {
@@ -207,6 +216,22 @@ fn optional<T: std::str::FromStr + PartialOrd + From<u8>>(
     default: T,
 ) -> Result<T, ConfigError> {
     text.map_or(Ok(default), |text| number(variable, text))
+}
+
+fn redis_replicas(args: &ServeArgs) -> Result<u32, ConfigError> {
+    const VARIABLE: &str = "CLAIMGATE_REDIS_REPLICAS";
+    let Some(text) = &args.redis_replicas else { return Ok(0) };
+    match text.parse() {
+        Ok(replicas) if replicas > REDIS_REPLICAS_MAX => {
+            Err(wrong(VARIABLE, format!("must be at most {REDIS_REPLICAS_MAX}, not '{replicas}'")))
+        }
+        Ok(replicas) if replicas > 0 && args.redis_url.is_none() => Err(wrong(
+            VARIABLE,
+            "core's own Redis has no replicas; give CLAIMGATE_REDIS_URL the address of servers that have",
+        )),
+        Ok(replicas) => Ok(replicas),
+        Err(_) => Err(wrong(VARIABLE, format!("must be a whole number, not '{text}'"))),
+    }
 }
 
 fn batch_max(text: Option<&str>) -> Result<usize, ConfigError> {

@@ -21,7 +21,9 @@ const DEAD_LETTERS: &str = "claimgate_dead_letters_total";
 const DELETED: &str = "claimgate_deleted_events_total";
 const LOST: &str = "claimgate_lost_events_total";
 const UP: &str = "claimgate_up";
+const REFUSED: &str = "claimgate_primaries_refused";
 const LOADS: &str = "claimgate_loads_total";
+const ADOPTIONS: &str = "claimgate_adoptions_total";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
 
 const LATENCY_BUCKETS_S: &[f64] =
@@ -59,7 +61,13 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         "Events that SQL had and has lost: found by comparing with Redis after SQL was away"
     );
     describe_gauge!(UP, "1 while the part answers: redis, sql");
+    describe_gauge!(
+        REFUSED,
+        Unit::Count,
+        "Redis primaries of which nothing is acknowledged: their replicas may lack it"
+    );
     describe_counter!(LOADS, "Campaigns loaded from SQL into Redis");
+    describe_counter!(ADOPTIONS, "Campaigns that went on as they were on a promoted server");
     describe_counter!(REDIS_STARTS, "Starts of the managed Redis");
     Ok(handle)
 }
@@ -144,9 +152,20 @@ pub fn up(part: &'static str, answers: bool) {
     gauge!(UP, "part" => part).set(if answers { 1.0 } else { 0.0 });
 }
 
+/// Primaries of which nothing is acknowledged.
+#[allow(clippy::cast_precision_loss)] // a gauge is for people
+pub fn primaries_refused(primaries: usize) {
+    gauge!(REFUSED).set(primaries as f64);
+}
+
 /// A campaign was loaded from SQL.
 pub fn loaded() {
     counter!(LOADS).increment(1);
+}
+
+/// A campaign goes on as it was on a promoted server.
+pub fn adopted() {
+    counter!(ADOPTIONS).increment(1);
 }
 
 /// The managed Redis was started.

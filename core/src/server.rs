@@ -83,7 +83,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut refresher = Refresher::new(Arc::clone(&engine), metrics);
     let outcome;
     tokio::select! {
-        begun = begin(&engine, &mut refresher, managed.is_some(), config.take_over) => {
+        begun = begin(&engine, &mut refresher, managed.is_some(), config.take_over, config.redis_replicas) => {
             let right = begun?;
             state.set_serving(true);
             tokio::spawn(say_what_is_risky(setup));
@@ -146,6 +146,7 @@ async fn begin(
     refresher: &mut Refresher,
     ours: bool,
     take_over: bool,
+    redis_replicas: u32,
 ) -> anyhow::Result<Serving> {
     let (redis, sql) = (&engine.sync.redis, &engine.sync.sql);
     // A SQLite file is in the data directory, which this core has locked: no other core can use it.
@@ -159,6 +160,7 @@ async fn begin(
             claimed => break claimed?,
         }
     };
+    engine.begin_replication(redis_replicas).await.context("looking at Redis' replicas")?;
     refresher.refresh().await.context("reading the campaigns")?;
     Ok(serving)
 }

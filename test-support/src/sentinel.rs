@@ -309,5 +309,5 @@ async fn server(address: SocketAddr, primary: Option<SocketAddr>, access: Access
     ]);
     settings.extend(primary.map(|primary| ("replicaof", format!("{} {}", primary.ip(), primary.port()))));
     let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    RedisServer::start_with(&settings, &[]).await
+    RedisServer::start_as(access.kind, &settings, &[]).await
 }

@@ -26,6 +26,7 @@ mod rebuild;
 mod redis;
 mod registers;
 mod regressions;
+mod replicas;
 mod replies;
 mod sentinel;
 mod sql;

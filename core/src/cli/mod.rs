@@ -7,6 +7,7 @@ mod doctor;
 mod exit_status;
 mod foreign;
 mod printer;
+mod replication;
 mod table;
 
 use std::io::IsTerminal as _;
@@ -23,6 +24,7 @@ use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
 use foreign::DropForeignArgs;
+use replication::ReplicationArgs;
 
 /// Gives away a limited thing to a stampede, exactly up to its limits.
 #[derive(Debug, Parser)]
@@ -50,6 +52,8 @@ enum Command {
     Return(ClaimIdArgs),
     /// Compare Redis and SQL, and repair what is safe to repair
     Reconcile(ReconcileArgs),
+    /// Show, and change, which replicas must have a claim before it is acknowledged
+    Replication(ReplicationArgs),
     /// Tell what is wrong or risky with this set-up
     #[command(after_help = "Exit status: 0 when all guarantees hold, warnings or not; 1 when one does not.")]
     Doctor(Box<DoctorArgs>),
@@ -78,6 +82,7 @@ impl Cli {
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
             Command::Return(args) => finish(runtime.block_on(args.run("return"))),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
+            Command::Replication(args) => finish(runtime.block_on(args.run())),
             Command::Doctor(args) => match runtime.block_on(args.run()) {
                 Ok(sound) => ExitCode::from(if sound { DONE } else { REFUSED }),
                 Err(error) => finish(Err(error)),

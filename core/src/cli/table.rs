@@ -50,6 +50,40 @@ pub fn claim(reply: &Value, replayed: bool) -> String {
     pairs(&rows)
 }
 
+/// Each primary with its replicas, and what each of them counts for.
+pub fn replication(reply: &Value) -> String {
+    let mut lines =
+        vec![format!("replicas that must have a claim: {} at least", word(&reply["replicas_min"]))];
+    let mut table = table();
+    table.set_header(["primary", "replica", "", ""]);
+    for primary in reply["primaries"].as_array().into_iter().flatten() {
+        let in_set = |name: &Value, kind: &str| {
+            primary["set"][kind].as_array().is_some_and(|names| names.contains(name))
+        };
+        table.add_row([word(&primary["primary"]), String::new(), or(&primary["refused"], ""), String::new()]);
+        for replica in primary["replicas"].as_array().into_iter().flatten() {
+            let name = &replica["replica"];
+            let counts = match (in_set(name, "members"), in_set(name, "joining")) {
+                (true, _) => "must have it",
+                (_, true) => "joining",
+                _ => "does not count",
+            };
+            let keeps_up = if replica["keeps_up"] == Value::Bool(true) { "keeps up" } else { "is behind" };
+            table.add_row([String::new(), word(name), counts.to_owned(), keeps_up.to_owned()]);
+        }
+    }
+    if table.row_count() > 0 {
+        lines.push(table.to_string());
+    }
+    for orphan in reply["orphans"].as_array().into_iter().flatten() {
+        lines.push(format!(
+            "the primary {} is gone, and no member of its set has replaced it",
+            word(&orphan["primary"])
+        ));
+    }
+    lines.join("\n")
+}
+
 /// Redis and SQL side by side, then what differs and what was done about it.
 pub fn reconciliation(reply: &Value) -> String {
     let (redis, sql, outbox) = (&reply["redis"], &reply["sql"], &reply["outbox"]);

@@ -8,4 +8,5 @@ pub mod counters;
 pub mod event;
 pub mod high_water_mark;
 pub mod not_ready;
+pub mod replica_set;
 pub mod utc_offsets;

@@ -263,7 +263,7 @@ impl Engine {
         let recovered = self.recovery.maintain(&handle).await;
         self.batcher.invalidate(id);
         match recovered? {
-            Recovered::Ready | Recovered::Loaded(_) => Ok(()),
+            Recovered::Ready | Recovered::Loaded(_) | Recovered::Adopted => Ok(()),
             Recovered::Elsewhere => Err(EngineError::LoadingElsewhere),
         }
     }

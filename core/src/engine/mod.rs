@@ -17,6 +17,7 @@ pub mod reconcile;
 mod reconnect;
 pub mod recovery;
 pub mod registry;
+pub mod replication;
 pub mod serving;
 pub mod sold_out_cache;
 pub mod sync;

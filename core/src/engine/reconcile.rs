@@ -177,7 +177,7 @@ impl Reconciler<'_> {
         if ["not_ready", "taken", "users", "sequence", "holds", "backlog"].into_iter().any(has) {
             repairs.push(match self.recovery.recover(handle, true).await? {
                 Recovered::Loaded(claims) => format!("loaded {claims} claims from SQL under a new epoch"),
-                Recovered::Ready => "nothing to load".to_owned(),
+                Recovered::Ready | Recovered::Adopted => "nothing to load".to_owned(),
                 Recovered::Elsewhere => "another core is loading the campaign".to_owned(),
             });
         }

@@ -42,7 +42,9 @@ impl CampaignSync {
         call: &C,
     ) -> Result<Ready<C::Reply>, SyncError> {
         let first = self.try_call(handle, call).await;
-        if let Err(SyncError::Redis(RedisStoreError::Unavailable(_))) = first {
+        if let Err(SyncError::Redis(RedisStoreError::Unavailable(_) | RedisStoreError::NotReplicated(_))) =
+            first
+        {
             // It may have been done all the same.
             handle.has_events();
         }

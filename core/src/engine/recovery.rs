@@ -56,8 +56,19 @@ pub enum Recovered {
     Ready,
     /// It was loaded from SQL, with this number of claims.
     Loaded(u64),
+    /// The promoted server had all that SQL has, and goes on with it.
+    Adopted,
     /// Another core is loading it.
     Elsewhere,
+}
+
+/// What was done so that SQL holds all that a suspended campaign's keys do.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Secured {
+    /// Lost rows written to SQL again.
+    pub rescued: u64,
+    /// Whether both had the same sums, so that neither lacks anything.
+    pub agrees: bool,
 }
 
 /// Why a campaign could not be loaded yet.
@@ -183,17 +194,20 @@ impl Recovery {
         if campaign.evicted.is_some() {
             return Ok(Recovered::Ready);
         }
-        match self.sync.read(handle, None).await {
+        let promoted = match self.sync.read(handle, None).await {
             Ok(_) if !anyway => {
                 handle.mark_ready();
                 return Ok(Recovered::Ready);
             }
-            Err(error) if error.not_ready_reason().is_none() => return Err(error.into()),
-            Ok(_) | Err(_) => {}
-        }
+            Ok(_) => false,
+            Err(error) => match error.not_ready_reason() {
+                Some(reason) => !anyway && reason == NotReadyReason::Replication,
+                None => return Err(error.into()),
+            },
+        };
         let started = Instant::now();
         let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(Recovered::Ready) };
-        let rescued = self.secure(handle, &drawn, suspended).await?;
+        let Secured { rescued, agrees } = self.secure(handle, &drawn, suspended).await?;
         let epoch = suspended.epoch.max(drawn.epoch).next();
         let mut high_water_mark = handle.high_water_mark();
         // The counters of an older epoch say nothing about this one.
@@ -203,14 +217,27 @@ impl Recovery {
         let Some(campaign) = self.sync.sql.raise_epoch(&drawn, epoch, high_water_mark).await? else {
             return Ok(Recovered::Elsewhere);
         };
-        let claims = self.load(handle, &campaign).await?;
+        // No event is missing that SQL or this core has heard of, and none that SQL has not.
+        let (has, known) = (suspended.high_water_mark, campaign.high_water_mark);
+        let is_whole = agrees && has.events >= known.events && has.sequence >= known.sequence;
+        let recovered = if promoted && is_whole {
+            Loader::adopt(&self.sync.redis, &handle.keys, &campaign, clock::now()).await?;
+            Recovered::Adopted
+        } else {
+            Recovered::Loaded(self.load(handle, &campaign).await?)
+        };
         self.registry.update(campaign.clone());
         handle.mark_rules_applied(campaign.version);
         handle.mark_ready();
-        let seconds = started.elapsed().as_secs_f64();
-        tracing::info!(campaign = %campaign.id, epoch = campaign.epoch.get(), claims, rescued, seconds, "loaded from SQL");
-        metrics::loaded();
-        Ok(Recovered::Loaded(claims))
+        let (epoch, seconds) = (campaign.epoch.get(), started.elapsed().as_secs_f64());
+        if let Recovered::Loaded(claims) = recovered {
+            tracing::info!(campaign = %campaign.id, epoch, claims, rescued, seconds, "loaded from SQL");
+            metrics::loaded();
+        } else {
+            tracing::info!(campaign = %campaign.id, epoch, seconds, "adopted from the promoted server");
+            metrics::adopted();
+        }
+        Ok(recovered)
     }
 
     /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
@@ -235,21 +262,21 @@ impl Recovery {
     }
 
     /// Makes sure that SQL holds all that a suspended campaign's keys do: the outbox, whichever core has read from it, and,
-    /// where the sums show that SQL has lost rows, those rows. Returns the number of lost rows written again.
+    /// where the sums show that SQL has lost rows, those rows.
     pub(super) async fn secure(
         &self,
         handle: &CampaignHandle,
         drawn: &Campaign,
         suspended: Suspended,
-    ) -> Result<u64, RecoveryError> {
+    ) -> Result<Secured, RecoveryError> {
         self.relay_suspended(handle).await?;
         // Keys of an older epoch were relayed before SQL raised the epoch.
         let Some(revisions) = suspended.revisions.filter(|_| suspended.epoch >= drawn.epoch) else {
-            return Ok(0);
+            return Ok(Secured { rescued: 0, agrees: false });
         };
         let totals = self.sync.sql.totals(&drawn.id).await?;
         if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
-            return Ok(0);
+            return Ok(Secured { rescued: 0, agrees: true });
         }
         let mut lacking = Vec::new();
         let mut at = Some(self.sync.redis.scan_claims(&handle.keys).await?);
@@ -262,7 +289,7 @@ impl Recovery {
         if rescued > 0 {
             tracing::error!(campaign = %drawn.id, rescued, "SQL had lost claims that Redis holds: they were written again");
         }
-        Ok(rescued)
+        Ok(Secured { rescued, agrees: false })
     }
 
     /// Writes the claims to SQL that it lacks; returns their number.

@@ -65,6 +65,8 @@ pub struct Turn<'a> {
     pub began: Instant,
     /// Events written.
     pub events: usize,
+    /// Batches written, of one campaign each.
+    pub batches: u32,
     oldest: Option<Timestamp>,
 }
 
@@ -98,7 +100,7 @@ impl GroupCommit {
         self.waiting().push_back(Waiting { campaign: campaign.clone(), batch, done });
         // The semaphore is never closed.
         let permit = self.turns.acquire().await.map_err(|_| CommitError::Shared)?;
-        let mut turn = Turn { _permit: permit, began: Instant::now(), events: 0, oldest: None };
+        let mut turn = Turn { _permit: permit, began: Instant::now(), events: 0, batches: 0, oldest: None };
         loop {
             match mine.try_recv() {
                 Ok(written) => return written.map(|()| (turn.events > 0).then_some(turn)),
@@ -111,6 +113,7 @@ impl GroupCommit {
                 return mine.await.unwrap_or(Err(CommitError::Shared)).map(|()| None);
             }
             turn.events += group.iter().map(|waiting| waiting.batch.events()).sum::<usize>();
+            turn.batches += u32::try_from(group.len()).unwrap_or(u32::MAX);
             turn.oldest = group.iter().filter_map(|waiting| waiting.batch.oldest()).chain(turn.oldest).min();
             self.write(group).await;
         }

@@ -252,7 +252,7 @@ impl Maintenance {
         if let Err(error) = &result {
             tracing::warn!(%error, campaign = %id, "not ready");
         }
-        if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_))) {
+        if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_) | Recovered::Adopted)) {
             handle.maintained();
             // A call that found it not ready before `maintained` has sent no notice.
             if handle.is_ready() || handle.campaign().evicted.is_some() {

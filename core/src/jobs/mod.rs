@@ -8,6 +8,7 @@ mod lost_rows;
 pub mod maintenance;
 pub mod outbox_relay;
 pub mod refresher;
+mod replicas;
 
 use std::time::Duration;
 

@@ -39,6 +39,9 @@ const NICENESS: i32 = 5;
 /// While claims are being decided, the relay rests this many times as long as it works, until the outbox is half full:
 /// they get the processors and the disk, and a commit has more rows, which makes each of them cheaper.
 const REST: u32 = 4;
+/// What reading and emptying one campaign's outbox takes besides: with many campaigns of few claims each, most of the work,
+/// and the longer the rest, the more entries are read at once.
+const OUTBOX: Duration = Duration::from_micros(100);
 /// The longest that it rests after a commit, however long that took.
 const REST_MAX: Duration = Duration::from_secs(1);
 /// A batch of at least this many events is of a stampede. After a smaller one the relay rests only while SQL is less than
@@ -402,7 +405,8 @@ impl<'a> Relay<'a> {
     /// Keeps the writer's place while claims are being decided; SQL catches up after a stampede.
     async fn yield_to_claims(&self, turn: Turn<'_>) {
         let now = Instant::now();
-        let until = now + (now - turn.began).saturating_mul(REST).min(REST_MAX);
+        let worked = now - turn.began + OUTBOX * turn.batches;
+        let until = now + worked.saturating_mul(REST).min(REST_MAX);
         let may_rest = turn.events >= MANY || turn.age(clock::now()) < LAG_MAX;
         while may_rest
             && self.fullest.load(Ordering::Relaxed) < self.parts.redis.outbox_max() / 2

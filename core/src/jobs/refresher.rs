@@ -13,7 +13,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 
-use super::lost_rows;
+use super::{lost_rows, replicas};
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
 use crate::metrics::PrometheusHandle;
@@ -69,6 +69,7 @@ impl Refresher {
                 follow(&mut self),
                 drop_idle_queues(&engine),
                 drop_evicted(&engine),
+                replicas::keep(&engine),
                 engine.sync.redis.follow_switches()
             );
         };

@@ -4,3 +4,4 @@ pub mod campaigns;
 pub mod claims;
 pub mod paging;
 pub mod reconciliation;
+pub mod replication;

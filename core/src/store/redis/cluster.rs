@@ -155,6 +155,16 @@ impl Cluster {
         Client::open(seed.clone().set_addr(at(seed.addr(), host.clone(), *port)))
     }
 
+    /// Whether the node of that name has `slot`, and the first slot that it has.
+    pub(super) fn slots_of(&self, node: &str, slot: Option<Slot>) -> (bool, Option<Slot>) {
+        let map = self.map();
+        let is_its = |slot: Slot| {
+            let place = map.primary_of(slot);
+            place.is_some_and(|(host, port)| format!("{host}:{port}") == node)
+        };
+        (slot.is_some_and(is_its), (0..SLOTS).filter_map(Slot::new).find(|slot| is_its(*slot)))
+    }
+
     fn map(&self) -> Arc<Map> {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -97,6 +97,14 @@ impl Connections {
         }
     }
 
+    /// Whether the server of `session` has `slot`, and the first slot that it has, as far as is known.
+    pub(super) fn slots_of(&self, session: &Session, slot: Option<Slot>) -> (bool, Option<Slot>) {
+        match self {
+            Self::One(_) => (true, Some(Slot::FIRST)),
+            Self::Cluster { cluster, .. } => cluster.slots_of(&session.name, slot),
+        }
+    }
+
     /// Ends the generation of `session` if `error` shows that it is broken or leads to a server that is no primary any more,
     /// and reads the cluster's map again where that seems to be outdated.
     pub(super) async fn note(&self, error: &RedisError, session: &Session) {

@@ -56,6 +56,11 @@ pub fn lease(name: &str) -> [String; 2] {
     [format!("cg:lease:{{{name}}}"), format!("cg:lease:{{{name}}}:token")]
 }
 
+/// The key of a server's barrier; `tag` is a hash tag of one of its slots.
+pub fn barrier(tag: &str) -> String {
+    format!("cg:{{{tag}}}:barrier")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -74,5 +79,6 @@ mod tests {
         );
         assert_eq!(Keys::of(&"demo".parse().unwrap()).dead_letters, "cg:{demo}:dead_letters");
         assert_eq!(lease("demo"), ["cg:lease:{demo}", "cg:lease:{demo}:token"]);
+        assert_eq!(barrier("7"), "cg:{7}:barrier");
     }
 }

@@ -58,20 +58,34 @@ impl<'a> Loader<'a> {
         keys: &'a Keys,
         campaign: &'a Campaign,
     ) -> Result<Self, LoadError> {
-        let session = store.session(keys.slot).await?;
-        let mut loader = Self {
-            store,
-            session,
-            keys,
-            campaign,
-            revisions: 0,
-            of_one_user: None,
-            users: vec![],
-            claims: vec![],
-            holds: vec![],
-        };
+        let mut loader = Self::new(store, keys, campaign).await?;
         loader.step("begin", |_| {}).await?;
         Ok(loader)
+    }
+
+    /// Lets the keys that were suspended under the campaign's token go on as they are, under its epoch: they are whole, and
+    /// SQL has all that they hold.
+    ///
+    /// # Errors
+    /// [`LoadError::Late`] when another token has suspended the keys since, or they are gone.
+    pub async fn adopt(
+        store: &'a RedisStore,
+        keys: &'a Keys,
+        campaign: &'a Campaign,
+        now: Timestamp,
+    ) -> Result<(), LoadError> {
+        let mut loader = Self::new(store, keys, campaign).await?;
+        loader
+            .step("adopt", |call| {
+                call.arg(state::admin_state(campaign)).arg(state::rules(campaign, now));
+            })
+            .await
+    }
+
+    async fn new(store: &'a RedisStore, keys: &'a Keys, campaign: &'a Campaign) -> Result<Self, LoadError> {
+        let session = store.session(keys.slot).await?;
+        let (users, claims, holds) = (vec![], vec![], vec![]);
+        Ok(Self { store, session, keys, campaign, revisions: 0, of_one_user: None, users, claims, holds })
     }
 
     /// Loads claims, given user by user: those of one user follow one another, also from call to call.
@@ -172,6 +186,7 @@ impl<'a> Loader<'a> {
             "users" => "redis:load.users",
             "claims" => "redis:load.claims",
             "holds" => "redis:load.holds",
+            "adopt" => "redis:load.adopt",
             _ => "redis:load.open",
         };
         let reply = self.store.run_on(&mut self.session, name, &call).await?;
@@ -205,7 +220,10 @@ impl RedisStore {
     pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
         let mut call = call_on(&scripts::SUSPEND, keys);
         call.arg(scripts::LAYOUT).arg(register_id).arg(token);
-        let reply = self.run("redis:suspend", keys.slot, &call).await?;
+        let mut session = self.session(keys.slot).await?;
+        let reply = self.run_on(&mut session, "redis:suspend", &call).await?;
+        // Nothing is written here until the campaign is loaded: what is read from here on was confirmed with this.
+        self.confirmed(&session).await.map_err(RedisStoreError::from)?;
         match replies::suspended(reply).map_err(RedisStoreError::from)? {
             Ok(suspended) => suspended.ok_or(LoadError::Late),
             Err(why) => Err(RedisStoreError::NotReady(why).into()),

@@ -1,5 +1,6 @@
 //! The only way to Redis: scripts, and what their replies mean to the rest of core.
 
+mod barrier;
 pub mod calls;
 mod cluster;
 pub mod connections;
@@ -17,12 +18,15 @@ pub mod slot;
 pub mod state;
 pub mod survey;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
+use self::barrier::Asked;
+pub use self::barrier::{NotReplicated, Required};
 use self::calls::CampaignCall;
 use self::cluster::is_redirect;
 use self::connections::Connections;
@@ -36,6 +40,7 @@ use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
 use crate::domain::counters::{Epoch, Generation};
 use crate::domain::not_ready::NotReadyReason;
+use crate::domain::replica_set::PrimaryView;
 use crate::redis_address::RedisAddress;
 use crate::step;
 
@@ -54,6 +59,9 @@ pub enum RedisStoreError {
     /// There is no primary to connect to: nothing was tried.
     #[error("{0}")]
     NoPrimary(NoPrimary),
+    /// Redis has answered, but not every replica that must have what it says is known to have it: it may be lost yet.
+    #[error("not replicated: {0}")]
+    NotReplicated(#[from] NotReplicated),
     /// An answer that no script of this version gives.
     #[error(transparent)]
     Malformed(#[from] Malformed),
@@ -78,7 +86,7 @@ impl RedisStoreError {
         match self {
             Self::Unavailable(error) => error.code().is_none() || is_redirect(error),
             Self::NoPrimary(_) => true,
-            Self::NotReady(_) | Self::OutOfMemory(_) | Self::Malformed(_) => false,
+            Self::NotReady(_) | Self::OutOfMemory(_) | Self::NotReplicated(_) | Self::Malformed(_) => false,
         }
     }
 
@@ -159,18 +167,63 @@ pub struct RedisStore {
     connections: Connections,
     /// The most events the outbox may hold before new claims are refused.
     outbox_max: u64,
+    required: Arc<Required>,
 }
 
 impl RedisStore {
     /// A store at `address`; connects when first asked.
     pub fn new(address: impl Into<RedisAddress>, outbox_max: u64) -> Self {
-        Self { connections: Connections::new(address.into()), outbox_max }
+        Self { connections: Connections::new(address.into()), outbox_max, required: Arc::default() }
     }
 
     /// The same store over a connection of its own, for calls from one thread.
     #[must_use]
     pub fn for_thread(&self) -> Self {
-        Self { connections: self.connections.another(), outbox_max: self.outbox_max }
+        Self {
+            connections: self.connections.another(),
+            outbox_max: self.outbox_max,
+            required: Arc::clone(&self.required),
+        }
+    }
+
+    /// What is asked of replicas.
+    pub fn required(&self) -> &Required {
+        &self.required
+    }
+
+    /// Waits until every replica that must have what was said in `session` has it: only then may it be acted on outside of
+    /// Redis, or told to a caller.
+    async fn confirmed(&self, session: &Session) -> Result<(), NotReplicated> {
+        if self.required.any() { session.confirmed(&self.required).await } else { Ok(()) }
+    }
+
+    /// Looks at every primary that answers, and at its replicas.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when none answers.
+    pub async fn primaries(&self) -> Result<Vec<PrimaryView>, RedisStoreError> {
+        let sessions = self.connections.all().await?;
+        let looks =
+            sessions.into_iter().flatten().map(|session| async move { self.view(&session).await.ok() });
+        Ok(join_all(looks).await.into_iter().flatten().collect())
+    }
+
+    /// A primary and its replicas.
+    async fn view(&self, session: &Session) -> Result<PrimaryView, NotReplicated> {
+        let replication = self.required.now();
+        let set = replication.sets.iter().find(|set| {
+            let of_it = set.primary == *session.name;
+            of_it || set.members.contains(&*session.name)
+        });
+        let slot = set.map(|set| Slot::of(&keys::barrier(&set.tag)));
+        let (holds_tag, first) = self.connections.slots_of(session, slot);
+        let tag = match set {
+            Some(set) if holds_tag => set.tag.clone(),
+            _ => first.unwrap_or(Slot::FIRST).tag(),
+        };
+        let looked = Asked::look(&tag, set.map_or(0, |set| set.version), session).await?;
+        let primary = session.name.to_string();
+        Ok(PrimaryView { primary, tag, holds_tag, version: looked.version, replicas: looked.replicas })
     }
 
     /// The connection there is to the server that has `slot`, or a new one.
@@ -213,7 +266,9 @@ impl RedisStore {
         let mut invocation = invocation(call.script(), target, session);
         call.arguments(&mut invocation);
         let reply = self.run_on(session, C::NAME, &invocation).await?;
-        Ok(call.decode(reply)?)
+        let reply = call.decode(reply)?;
+        self.confirmed(session).await?;
+        Ok(reply)
     }
 
     /// Acquires, renews or releases a lease; `verb` as in `lease.lua`.
@@ -325,7 +380,9 @@ impl RedisStore {
         cursor: u64,
     ) -> Result<(u64, Vec<HashEntry>), RedisStoreError> {
         let scan = redis::cmd("HSCAN").arg(key).arg(cursor).arg("COUNT").arg(1000).to_owned();
-        self.query_on(session, name, &scan).await
+        let page = self.query_on(session, name, &scan).await?;
+        self.confirmed(session).await?;
+        Ok(page)
     }
 
     /// How many claims are held, and how many of them were due before `due_before`.

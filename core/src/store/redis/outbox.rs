@@ -1,5 +1,6 @@
 //! The outbox: the events that the scripts wrote for SQL, read back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::{ClaimStatus, Timestamp};
@@ -12,7 +13,7 @@ use redis::{AsyncCommands as _, Value};
 
 use super::keys::{Keys, RELAY_GROUP};
 use super::slot::Slot;
-use super::{RedisStore, RedisStoreError, Session, call_on};
+use super::{RedisStore, RedisStoreError, Required, Session, call_on};
 use super::{replies, scripts, state};
 use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
 use crate::domain::counters::{Epoch, Generation};
@@ -123,6 +124,7 @@ fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Optio
 pub struct OutboxReader {
     connection: MultiplexedConnection,
     session: Session,
+    required: Arc<Required>,
     /// This core's name in the consumer group.
     consumer: String,
 }
@@ -158,7 +160,7 @@ impl OutboxReader {
             batch.entries.extend(read.entries);
             batch.malformed.extend(read.malformed);
             if was_last || batch.len() >= ENTRIES_MAX {
-                return Ok(batch);
+                return self.confirmed(batch).await;
             }
         }
     }
@@ -194,7 +196,15 @@ impl OutboxReader {
         // Behind the sentinel, whose id begins with 0.
         let reply = self.connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await;
         let reply: StreamRangeReply = step::after(reply).map_err(RedisStoreError::of)?;
-        Ok(OutboxBatch::of(reply.ids))
+        self.confirmed(OutboxBatch::of(reply.ids)).await
+    }
+
+    /// What was read, once it can be lost no more: SQL must never know of what a promoted replica does not.
+    async fn confirmed(&self, batch: OutboxBatch) -> Result<OutboxBatch, RedisStoreError> {
+        if self.required.any() && !batch.is_empty() {
+            self.session.confirmed(&self.required).await?;
+        }
+        Ok(batch)
     }
 }
 
@@ -226,7 +236,8 @@ impl RedisStore {
     pub async fn outbox_reader(&self, slot: Slot, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
         let session = self.session(slot).await?;
         let connection = session.another().await?;
-        Ok(OutboxReader { connection, session, consumer: consumer.to_owned() })
+        let (required, consumer) = (Arc::clone(&self.required), consumer.to_owned());
+        Ok(OutboxReader { connection, session, required, consumer })
     }
 
     /// Takes `entries` off the outbox of the server that they were read from, after SQL has committed them: on another one

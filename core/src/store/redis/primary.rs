@@ -149,7 +149,8 @@ fn role(info: &str, mode: Mode) -> Result<(), NoPrimary> {
     }
 }
 
-fn field<'a>(info: &'a str, name: &str) -> &'a str {
+/// What `INFO` says behind `name`, which ends with a colon; empty when it does not say.
+pub(super) fn field<'a>(info: &'a str, name: &str) -> &'a str {
     info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default()
 }
 

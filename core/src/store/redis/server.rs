@@ -12,6 +12,7 @@ use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::barrier::{Barrier, NotReplicated, Required};
 use super::primary::{Mode, NoPrimary, Primary, Run, connect};
 use super::sentinel::Sentinels;
 use crate::domain::counters::Generation;
@@ -47,6 +48,8 @@ pub struct Session {
     pub(super) generation: Generation,
     /// The server's replication id, which changes when it is promoted.
     pub(super) replication_id: Arc<str>,
+    /// The server's address, as other servers know it.
+    pub(super) name: Arc<str>,
     client: Arc<Client>,
     server: Arc<Server>,
 }
@@ -62,6 +65,27 @@ impl Session {
         self.server.current.load(Ordering::Acquire) == self.generation.get()
     }
 
+    /// Waits until every replica that must have what was said in this session has it.
+    pub(super) async fn confirmed(&self, required: &Required) -> Result<(), NotReplicated> {
+        self.server.barrier.pass(self, required).await
+    }
+
+    /// A further session with the same server, over a connection of its own. It is of another generation if the server has
+    /// restarted or was replaced.
+    pub(super) async fn join(&self) -> Result<Self, NoPrimary> {
+        let mut state = self.server.state.lock().await;
+        let primary = self.server.way.connect(RESPONSE_TIMEOUT).await?;
+        Ok(self.server.begin_or_join(&mut state, primary))
+    }
+
+    /// Ends its generation: the server is not what it was.
+    pub(super) async fn end(&self) {
+        let mut state = self.server.state.lock().await;
+        if state.generation == self.generation {
+            self.server.end(&mut state);
+        }
+    }
+
     /// A separate connection to the same server, for calls that wait.
     pub(super) async fn another(&self) -> Result<MultiplexedConnection, RedisError> {
         connect(&self.client, RESPONSE_TIMEOUT).await
@@ -74,10 +98,7 @@ impl Session {
         if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {
             return false;
         }
-        let mut state = self.server.state.lock().await;
-        if state.generation == self.generation {
-            self.server.end(&mut state);
-        }
+        self.end().await;
         true
     }
 }
@@ -91,6 +112,7 @@ pub(super) struct Server {
     /// The last generation of any server.
     generations: Arc<AtomicU64>,
     state: Mutex<State>,
+    barrier: Barrier,
 }
 
 #[derive(Debug, Default)]
@@ -118,7 +140,13 @@ enum Target {
 impl Server {
     /// The server found by `way`, whose generations are counted with those of others by `generations`.
     pub(super) fn new(way: Way, generations: Arc<AtomicU64>) -> Self {
-        Self { way, current: AtomicU64::new(0), generations, state: Mutex::default() }
+        Self {
+            way,
+            current: AtomicU64::new(0),
+            generations,
+            state: Mutex::default(),
+            barrier: Barrier::default(),
+        }
     }
 
     /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
@@ -131,7 +159,8 @@ impl Server {
             state.at = Some(client.get_connection_info().addr().clone());
         }
         let (server, generation) = (Arc::clone(self), state.generation);
-        let session = Session { connection, generation, replication_id, client, server };
+        let name = client.get_connection_info().addr().to_string().into();
+        let session = Session { connection, generation, replication_id, name, client, server };
         if !joins {
             state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
             self.current.store(state.generation.get(), Ordering::Release);

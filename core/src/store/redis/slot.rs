@@ -15,6 +15,19 @@ impl Slot {
         Self(crc16(hashed.as_bytes()) % SLOTS)
     }
 
+    /// The first slot.
+    pub const FIRST: Self = Self(0);
+
+    /// The slot of that number; `None` when there are not as many.
+    pub fn new(number: u16) -> Option<Self> {
+        (number < SLOTS).then_some(Self(number))
+    }
+
+    /// The least number that is a hash tag of this slot, as text.
+    pub fn tag(self) -> String {
+        (0_u32..).map(|number| number.to_string()).find(|tag| Self::of(tag) == self).unwrap_or_default()
+    }
+
     /// Its number, from 0.
     pub fn get(self) -> u16 {
         self.0
@@ -44,6 +57,9 @@ mod tests {
             ("", 0),
         ] {
             assert_eq!(Slot::of(key).get(), slot, "{key}");
+        }
+        for slot in [Slot::FIRST, Slot(8191), Slot(SLOTS - 1)] {
+            assert_eq!(Slot::of(&format!("cg:{{{}}}:barrier", slot.tag())), slot);
         }
     }
 }

@@ -22,6 +22,7 @@ mod changes;
 mod claims;
 mod outbox_writer;
 mod pool;
+mod replication;
 mod serving;
 pub mod statements;
 mod transition;
@@ -41,6 +42,7 @@ pub use campaigns::{CampaignPage, Change, Changed};
 pub use changes::{Stamp, State};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{Batch, History, OutboxWriteError};
+pub use replication::By;
 pub use serving::ServedBy;
 pub use transition::Transitioned;
 

@@ -1,0 +1,159 @@
+//! Replicas that count: with `CLAIMGATE_REDIS_REPLICAS=1` nothing is acknowledged that a failover could lose.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use support::checker::{Checker, Expect, Limits};
+use support::process::{Signal, signal_pid};
+use support::redis_server::Kind;
+use support::sentinel::SentinelSet;
+use support::sql::Sql;
+use support::storm::Seen;
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually, heavy};
+
+use crate::load::under_load;
+use crate::tally::{Row, on_both, say};
+
+const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
+const WHILE: Duration = Duration::from_millis(300);
+
+/// A core that waits for a replica, on a primary with two.
+struct Watched {
+    set: SentinelSet,
+    core: Core,
+    checker: Checker,
+}
+
+impl Watched {
+    async fn start(kind: Kind) -> Self {
+        let set = SentinelSet::start(kind).await;
+        let core = CoreOptions::default()
+            .with("CLAIMGATE_REDIS_URL", set.url())
+            .with("CLAIMGATE_REDIS_REPLICAS", "1")
+            .start()
+            .await;
+        let checker = Checker::create(&core, "demo", ROOMY).await;
+        let watched = Self { set, core, checker };
+        watched.has_members(2).await;
+        watched
+    }
+
+    async fn replication(&self) -> Value {
+        self.core.admin_get("/admin/v1/replication").await.expect(200).json()
+    }
+
+    /// Waits until the one primary has as many members.
+    async fn has_members(&self, members: usize) {
+        eventually(2 * SOON, || async {
+            let now = self.replication().await;
+            let set = &now["primaries"][0]["set"];
+            let counted = set["members"].as_array().map_or(0, Vec::len);
+            let joining = set["joining"].as_array().map_or(0, Vec::len);
+            holds((counted, joining) == (members, 0), || format!("{now:#}"))
+        })
+        .await;
+    }
+
+    /// Waits until the claim is decided.
+    async fn decides(&self, user: &str, key: &str) {
+        eventually(2 * SOON, || async {
+            let seen = self.checker.claim(&self.core, user, key).await;
+            holds(seen != Seen::Unknown, || format!("{seen:?}\n{:#}", self.core.log()))
+        })
+        .await;
+    }
+
+    async fn judge(&self, row: Row, primary: usize) {
+        let (sql, redis) = (Sql::in_directory(&self.core.data_dir()), self.set.view(primary).await);
+        let verdict = self.checker.judge(&[&self.core], &sql, &redis, Expect::default()).await;
+        say(&format!("  of {} claims acknowledged {} lost", verdict.acknowledged, verdict.lost));
+        row.survived(self.checker.asked(), verdict);
+    }
+}
+
+async fn no_answer_leaves_before_a_replica_has_it(kind: Kind) {
+    let row = Row::begin_on(kind, "replicas: all of them stopped, then one");
+    let _turn = heavy().await;
+    let watched = Watched::start(kind).await;
+    watched.checker.win(&watched.core, 0..20).await;
+    let pids = [watched.set.view(1).await.pid().await, watched.set.view(2).await.pid().await];
+    row.fault();
+    for pid in pids {
+        signal_pid(pid, Signal::STOP);
+    }
+    assert_eq!(watched.checker.claim(&watched.core, "early", "k").await, Seen::Unknown);
+    // Nor is what the primary alone knows told by another call.
+    let again = watched.core.claim("demo", "early", "k").await;
+    assert_eq!(again.status, 503, "{}", again.text());
+    signal_pid(pids[0], Signal::CONT);
+    // The one that is gone is waited for no longer: one is enough.
+    watched.decides("early", "k").await;
+    watched.has_members(1).await;
+    signal_pid(pids[1], Signal::CONT);
+    watched.has_members(2).await;
+    watched.judge(row, 0).await;
+}
+
+async fn a_killed_primary_takes_nothing_acknowledged_with_it(kind: Kind) {
+    let row = Row::begin_on(kind, "replicas: the primary killed under load");
+    let _turn = heavy().await;
+    let mut watched = Watched::start(kind).await;
+    let pid = watched.set.view(0).await.pid().await;
+    let killed = async {
+        tokio::time::sleep(WHILE).await;
+        row.kill();
+        signal_pid(pid, Signal::KILL);
+        let promoted = watched.set.promoted_after(0).await;
+        watched.decides("probe", "after").await;
+        tokio::time::sleep(WHILE).await;
+        promoted
+    };
+    let promoted = under_load(&watched.core, &[&watched.checker], "killed", killed).await;
+    watched.set.servers[0].kill_and_restart().await;
+    watched.set.settled().await;
+    watched.has_members(2).await;
+    watched.judge(row, promoted).await;
+}
+
+/// A replica that was left out of the set is promoted, since no other is there.
+async fn a_server_outside_the_set_stays_closed(kind: Kind) {
+    let row = Row::begin_on(kind, "replicas: one outside the set promoted");
+    let _turn = heavy().await;
+    let mut watched = Watched::start(kind).await;
+    let behind = watched.set.view(2).await.pid().await;
+    signal_pid(behind, Signal::STOP);
+    watched.has_members(1).await;
+    watched.checker.win(&watched.core, 0..20).await;
+    row.kill();
+    for at in [0, 1] {
+        let pid = watched.set.view(at).await.pid().await;
+        signal_pid(pid, Signal::KILL);
+    }
+    signal_pid(behind, Signal::CONT);
+    assert_eq!(watched.set.promoted_after(0).await, 2);
+    eventually(2 * SOON, || async {
+        let log = watched.core.log();
+        holds(log.contains("nothing that this server says is acknowledged"), || log.clone())
+    })
+    .await;
+    for at in [0, 1] {
+        watched.set.servers[at].kill_and_restart().await;
+    }
+    watched.set.settled().await;
+    // Nor does it help that the others follow it by now.
+    assert_eq!(watched.checker.claim(&watched.core, "outside", "k").await, Seen::Unknown);
+    let told = watched.replication().await;
+    let refused = told["primaries"][0]["refused"].as_str().unwrap_or_default();
+    assert!(refused.contains("claimgate replication"), "{told:#}");
+    watched.core.admin_post("/admin/v1/replication/accept-loss").await.expect(200);
+    watched.has_members(2).await;
+    watched.decides("outside", "k").await;
+    watched.judge(row, 2).await;
+}
+
+on_both! {
+    no_answer_leaves_before_a_replica_has_it,
+    a_killed_primary_takes_nothing_acknowledged_with_it,
+    a_server_outside_the_set_stays_closed,
+}
