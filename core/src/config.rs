@@ -24,8 +24,6 @@ pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
 pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 /// The most claims that one script call decides.
 pub const BATCH_MAX: usize = 256;
-/// The most replicas that may be waited for: more than anybody has would only refuse every claim.
-pub const REDIS_REPLICAS_MAX: u32 = 16;
 /// The variables that name a file with a secret in it.
 pub const SECRET_FILES: [&str; 5] = [
     "CLAIMGATE_ADMIN_TOKEN_FILE",
@@ -222,9 +220,6 @@ fn redis_replicas(args: &ServeArgs) -> Result<u32, ConfigError> {
     const VARIABLE: &str = "CLAIMGATE_REDIS_REPLICAS";
     let Some(text) = &args.redis_replicas else { return Ok(0) };
     match text.parse() {
-        Ok(replicas) if replicas > REDIS_REPLICAS_MAX => {
-            Err(wrong(VARIABLE, format!("must be at most {REDIS_REPLICAS_MAX}, not '{replicas}'")))
-        }
         Ok(replicas) if replicas > 0 && args.redis_url.is_none() => Err(wrong(
             VARIABLE,
             "core's own Redis has no replicas; give CLAIMGATE_REDIS_URL the address of servers that have",

@@ -36,7 +36,27 @@ async fn compare(setup: &Setup) -> Result<Vec<Finding>, Failure> {
     let mut found = Vec::new();
     found.extend(served_by_another(&mut servers, &mut sql).await?);
     found.extend(of_another_register(&mut servers, &mut sql).await?);
+    found.extend(lacking_replicas(&mut sql).await?);
     sql.close().await?;
+    Ok(found)
+}
+
+/// Primaries of which too few replicas have what is acknowledged.
+async fn lacking_replicas(sql: &mut AnyConnection) -> Result<Vec<Finding>, Failure> {
+    let row = sqlx::query("SELECT replicas_min FROM replication").fetch_optional(&mut *sql).await?;
+    let Some(replicas_min) = row.map(|row| row.try_get::<i64, _>(0)).transpose()? else { return Ok(vec![]) };
+    let mut found = Vec::new();
+    for row in sqlx::query("SELECT primary_at, members FROM replica_sets ORDER BY id").fetch_all(sql).await? {
+        let (primary, members): (&str, &str) = (row.try_get(0)?, row.try_get(1)?);
+        let members = members.split_whitespace().count();
+        if i64::try_from(members)? < replicas_min {
+            found.push(Finding::breaks(
+                "belonging.replicas",
+                format!("{members} replicas of {primary} have what is acknowledged, {replicas_min} must: claims get 503"),
+                "bring its replicas back; `claimgate replication` shows them",
+            ));
+        }
+    }
     Ok(found)
 }
 

@@ -7,7 +7,6 @@ use claimgate_shared::problem::{ProblemFields, parse_json};
 use serde::Deserialize;
 
 use crate::clock;
-use crate::config::REDIS_REPLICAS_MAX;
 use crate::engine::replication::ReplicationView;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Admin, AdminBody, ParseBody, json};
@@ -18,20 +17,12 @@ use crate::http::state::AppState;
 #[serde(deny_unknown_fields)]
 pub struct ReplicationChange {
     /// The least number of replicas that must have a claim before it is acknowledged; with 0 none is waited for.
-    #[schema(maximum = 16)]
     replicas_min: u32,
 }
 
 impl ParseBody for ReplicationChange {
     fn parse_body(body: &[u8]) -> Result<Self, Problem> {
-        let change: Self = parse_json(body)?;
-        if change.replicas_min > REDIS_REPLICAS_MAX {
-            return Err(Problem::invalid(
-                "replicas_min",
-                format_args!("must be at most {REDIS_REPLICAS_MAX}"),
-            ));
-        }
-        Ok(change)
+        parse_json(body)
     }
 }
 

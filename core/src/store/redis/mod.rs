@@ -10,6 +10,7 @@ pub mod loader;
 pub mod managed;
 pub mod outbox;
 pub mod primary;
+mod replicas;
 pub mod replies;
 pub mod scripts;
 pub mod sentinel;
@@ -25,7 +26,6 @@ use claimgate_shared::{Timestamp, UserId};
 use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
-use self::barrier::Asked;
 pub use self::barrier::{NotReplicated, Required};
 use self::calls::CampaignCall;
 use self::cluster::is_redirect;
@@ -194,7 +194,7 @@ impl RedisStore {
     /// Waits until every replica that must have what was said in `session` has it: only then may it be acted on outside of
     /// Redis, or told to a caller.
     async fn confirmed(&self, session: &Session) -> Result<(), NotReplicated> {
-        if self.required.any() { session.confirmed(&self.required).await } else { Ok(()) }
+        if self.required.any() { replicas::confirmed(session, &self.required).await } else { Ok(()) }
     }
 
     /// Looks at every primary that answers, and at its replicas.
@@ -221,7 +221,7 @@ impl RedisStore {
             Some(set) if holds_tag => set.tag.clone(),
             _ => first.unwrap_or(Slot::FIRST).tag(),
         };
-        let looked = Asked::look(&tag, set.map_or(0, |set| set.version), session).await?;
+        let looked = replicas::look(session, &tag, set.map_or(0, |set| set.version)).await?;
         let primary = session.name.to_string();
         Ok(PrimaryView { primary, tag, holds_tag, version: looked.version, replicas: looked.replicas })
     }

@@ -14,7 +14,7 @@ use redis::{AsyncCommands as _, Value};
 use super::keys::{Keys, RELAY_GROUP};
 use super::slot::Slot;
 use super::{RedisStore, RedisStoreError, Required, Session, call_on};
-use super::{replies, scripts, state};
+use super::{replicas, replies, scripts, state};
 use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
 use crate::domain::counters::{Epoch, Generation};
 use crate::domain::event::{ClaimEvent, OutboxEntry};
@@ -202,7 +202,7 @@ impl OutboxReader {
     /// What was read, once it can be lost no more: SQL must never know of what a promoted replica does not.
     async fn confirmed(&self, batch: OutboxBatch) -> Result<OutboxBatch, RedisStoreError> {
         if self.required.any() && !batch.is_empty() {
-            self.session.confirmed(&self.required).await?;
+            replicas::confirmed(&self.session, &self.required).await?;
         }
         Ok(batch)
     }

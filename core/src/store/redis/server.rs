@@ -12,7 +12,7 @@ use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::barrier::{Barrier, NotReplicated, Required};
+use super::barrier::Barrier;
 use super::primary::{Mode, NoPrimary, Primary, Run, connect};
 use super::sentinel::Sentinels;
 use crate::domain::counters::Generation;
@@ -65,9 +65,9 @@ impl Session {
         self.server.current.load(Ordering::Acquire) == self.generation.get()
     }
 
-    /// Waits until every replica that must have what was said in this session has it.
-    pub(super) async fn confirmed(&self, required: &Required) -> Result<(), NotReplicated> {
-        self.server.barrier.pass(self, required).await
+    /// Its server's barrier, which the sessions of all threads share.
+    pub(super) fn barrier(&self) -> &Barrier {
+        &self.server.barrier
     }
 
     /// A further session with the same server, over a connection of its own. It is of another generation if the server has
