@@ -87,7 +87,8 @@ start_wrangler() {
     # The file outranks wrangler.toml and goes when we go.
     (
         umask 077
-        { echo "CORE_URL=http://$behind_edge"; settings; } >"$data/edge.vars"
+        urls=${behind_edge[*]/#/http://}
+        { echo "CORE_URL=${urls// /,}"; settings; } >"$data/edge.vars"
     )
     # No metrics, no reports, no look-ups: the local edge works without a network.
     export WRANGLER_SEND_METRICS=false WRANGLER_SEND_ERROR_REPORTS=false WRANGLER_HIDE_BANNER=true
@@ -102,10 +103,10 @@ start_workerd() {
     export DEMO=1
     while read -r setting; do export "${setting?}"; done < <(settings)
     start edge "$data/edge.log" workerd serve edge/workerd.capnp --socket-addr "http=$edge" \
-        --external-addr "core=$behind_edge"
+        --external-addr "core=${behind_edge[0]}"
 }
 
-behind_edge=$core # of the cores, that which the edge asks
+behind_edge=("$core") # the cores that the edge asks
 "start_$runtime"
 wait_until $! answers_http "http://$edge/livez"
 
