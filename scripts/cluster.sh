@@ -48,8 +48,8 @@ start_node() {
         exec "$@"' node "$2" "$server-check-aof" "$aof" \
         "$server-server" --port "$1" --bind 127.0.0.1 --cluster-enabled yes --cluster-node-timeout 2000 \
         --cluster-require-full-coverage no --cluster-allow-replica-migration no \
-        --appendonly yes --appendfsync always --aof-load-truncated no --maxmemory-policy noeviction --save '' \
-        --repl-diskless-sync-delay 0
+        --appendonly yes --appendfsync always --aof-load-truncated no --save '' \
+        --maxmemory 256mb --maxmemory-policy noeviction --repl-diskless-sync-delay 0
 }
 
 is_settled() { # the node at port $1

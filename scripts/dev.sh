@@ -128,7 +128,7 @@ READY
 
 while :; do
     status=0
-    wait -n -p gone "${!names[@]}" || status=$?
+    wait -n -p gone "${!names[@]}" 2>/dev/null || status=$? # it would say how they were killed
     name=${names[$gone]} log=${logs[$gone]}
     unset "names[$gone]"
     kill -KILL -- "-$gone" 2>/dev/null || true # whatever it left behind

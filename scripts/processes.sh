@@ -69,7 +69,7 @@ require_free() {
 
 next_port=$((10000 + RANDOM % 9000)) # below those that the kernel gives to outgoing connections
 
-# Sets $port to one that nobody listens on, nor on that 10,000 above: there nodes of a cluster talk to each other.
+# Sets $port to a free one; that 10,000 above, by which nodes of a cluster reach each other, is free too.
 free_port() {
     while
         port=$next_port
