@@ -76,7 +76,7 @@ start_cluster() {
 start_servers() {
     echo "PostgreSQL: making a database of its own …"
     start_postgres
-    echo "$server: making a cluster of six nodes …"
+    echo "${server##*/}: making a cluster of six nodes …"
     start_cluster
     # Of the replicas of a primary, how many have to have a claim before it is acknowledged.
     export CLAIMGATE_REDIS_REPLICAS=1
