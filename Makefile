@@ -3,22 +3,24 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd test bare bench lab soak check setup clean
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check setup clean
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-up: RUNTIME := wrangler
-up-workerd: RUNTIME := workerd
+up: ARGUMENTS := wrangler
+up-workerd: ARGUMENTS := workerd
+up-cluster: ARGUMENTS := wrangler cluster
 up: ## core and edge with a demo campaign; prints the page's address; Ctrl-C stops it all
 up-workerd: ## the same with the edge in plain workerd
-up up-workerd:
+up-cluster: ## the same with two cores, a PostgreSQL and a cluster of three primaries and three replicas; SERVER=redis|valkey
+up up-workerd up-cluster:
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@scripts/build-worker.sh
-	@exec scripts/dev.sh $(RUNTIME)
+	@exec scripts/dev.sh $(ARGUMENTS)
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
@@ -42,12 +44,13 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, slots moved to and fro twenty times, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
 	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
+	@MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
 	@tests/mutants/run.sh
 

@@ -1,94 +1,64 @@
 #!/usr/bin/env bash
-# `make up` and `make up-workerd`: core and the edge with a campaign to try, until Ctrl-C; leaves no process behind.
+# `make up`, `make up-workerd` and `make up-cluster`: core and the edge with a campaign to try, until Ctrl-C; leaves no
+# process behind.
 #
-#   scripts/dev.sh wrangler|workerd    what runs the edge
+#   scripts/dev.sh wrangler|workerd              what runs the edge
+#   scripts/dev.sh wrangler|workerd cluster      two cores on a cluster of SERVER=redis|valkey and a PostgreSQL
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
+. scripts/processes.sh
 
 core=${CLAIMGATE_LISTEN:-127.0.0.1:8080}
 admin=${CLAIMGATE_ADMIN_LISTEN:-127.0.0.1:8081}
 edge=${CLAIMGATE_EDGE_LISTEN:-127.0.0.1:8787}
 data=${CLAIMGATE_DATA_DIR:-./data}
-claimgate=target/release/claimgate
+claimgate=${CLAIMGATE_BIN:-target/release/claimgate}
 runtime=${1:-wrangler}
+topology=${2:-}
+[[ $runtime =~ ^(wrangler|workerd)$ && $topology =~ ^(cluster)?$ ]] ||
+    die "usage: $0 [wrangler|workerd] [cluster]"
 
-die() { echo "$*" >&2; exit 1; }
-[[ $runtime =~ ^(wrangler|workerd)$ ]] || die "usage: $0 [wrangler|workerd]"
-
-# --- processes: each leads a group of its own, so that whatever it starts can be ended with it ----------
-
-core_pid='' edge_pid=''
-
-# pdeathsig: not even `kill -9` of this script leaves them running.
-start() { setsid setpriv --pdeathsig TERM "$@" </dev/null & }
-
-gone_within() { # $1 tenths of a second, $2 a process, or a group as a negative number
-    local i
-    for ((i = 0; i < $1; i++)); do
-        kill -0 -- "$2" 2>/dev/null || return 0
-        sleep 0.1
-    done
-    return 1
-}
-
-stop() {
-    [ -n "$1" ] || return 0
-    # Only the leader is signalled: core has to relay its outboxes before its Redis goes.
-    kill -TERM "$1" 2>/dev/null || true
-    gone_within 150 "$1" || true
-    # Whatever the leader left behind; also waits until it is reaped.
-    kill -KILL -- "-$1" 2>/dev/null || true
-    gone_within 20 "-$1" || true
-}
-
+work='' # a directory that goes when this ends
 stop_all() {
     trap '' INT TERM HUP # a second Ctrl-C must not interrupt the cleaning
-    stop "$edge_pid"
-    stop "$core_pid"
+    stop edge
+    stop 'core*'
+    stop '*'
     rm -f "$data/edge.vars"
+    if [ -n "$work" ]; then rm -rf "$work"; fi
 }
 trap stop_all EXIT
 trap 'echo; echo "Stopping …"; exit 0' INT TERM HUP
 
-# $1 answers 2xx, and until then its process $2 is alive; else the end of its log $3.
-wait_for() {
-    local i
-    for ((i = 0; i < 600; i++)); do
-        curl -fso /dev/null --max-time 2 "$1" && return
-        kill -0 "$2" 2>/dev/null || break
-        sleep 0.1
-    done
-    tail -n 30 "$3" >&2
-    die "$1 does not answer; the whole log is $3."
-}
-
-require_free() {
-    local host=${2%:*} port=${2##*:}
-    host=${host#[} host=${host%]}
-    if (: <"/dev/tcp/$host/$port") 2>/dev/null; then
-        die "$2 is taken. Stop what listens there, or choose another address with $1."
-    fi
-}
-
-# --- core -----------------------------------------------------------------------------------------------
-
-[ -x $claimgate ] || die "$claimgate is missing: run make up."
+[ -x "$claimgate" ] || die "$claimgate is missing: run make up."
 require_free CLAIMGATE_LISTEN "$core"
 require_free CLAIMGATE_ADMIN_LISTEN "$admin"
 require_free CLAIMGATE_EDGE_LISTEN "$edge"
+
+# --- core -----------------------------------------------------------------------------------------------
+
+# $1 its name, $2 and $3 its addresses, $4 its data directory
+start_core() {
+    start "$1" "$4/core.log" env CLAIMGATE_LISTEN="$2" CLAIMGATE_ADMIN_LISTEN="$3" CLAIMGATE_DATA_DIR="$4" \
+        "$claimgate" serve
+    wait_until $! answers_http "http://$2/readyz"
+}
 
 # The logs, too, are for their owner alone. A directory that is there core makes private, or refuses.
 (umask 077 && mkdir -p "$data" && : >"$data/core.log" && : >"$data/edge.log")
 export CLAIMGATE_LISTEN=$core CLAIMGATE_ADMIN_LISTEN=$admin CLAIMGATE_DATA_DIR=$data
 
-start $claimgate serve >"$data/core.log" 2>&1
-core_pid=$!
-wait_for "http://$core/readyz" $core_pid "$data/core.log"
+if [ "$topology" = cluster ]; then
+    . scripts/cluster.sh
+    start_servers
+fi
+start_core core "$core" "$admin" "$data"
+if [ "$topology" = cluster ]; then start_second_core; fi
 
 # Asked first: another day's "now" would make it another campaign.
-$claimgate campaign show demo >/dev/null 2>&1 ||
-    $claimgate campaign create demo --name Demo --time-zone Asia/Shanghai \
+"$claimgate" campaign show demo >/dev/null 2>&1 ||
+    "$claimgate" campaign create demo --name Demo --time-zone Asia/Shanghai \
         --ends-at "$(date -u -d '+30 days' +%FT%TZ)" \
         --total 100 --per-user 3 --per-user-per-day 1 --per-claim 1 >/dev/null
 
@@ -117,13 +87,14 @@ start_wrangler() {
     # The file outranks wrangler.toml and goes when we go.
     (
         umask 077
-        { echo "CORE_URL=http://$core"; settings; } >"$data/edge.vars"
+        urls=${behind_edge[*]/#/http://}
+        { echo "CORE_URL=${urls// /,}"; settings; } >"$data/edge.vars"
     )
     # No metrics, no reports, no look-ups: the local edge works without a network.
     export WRANGLER_SEND_METRICS=false WRANGLER_SEND_ERROR_REPORTS=false WRANGLER_HIDE_BANNER=true
     export CLOUDFLARE_CF_FETCH_ENABLED=false
-    start wrangler dev --env local --env-file "$data/edge.vars" --ip "${edge%:*}" --port "${edge##*:}" \
-        --inspector-port 0 --show-interactive-dev-session=false >"$data/edge.log" 2>&1
+    start edge "$data/edge.log" wrangler dev --env local --env-file "$data/edge.vars" \
+        --ip "${edge%:*}" --port "${edge##*:}" --inspector-port 0 --show-interactive-dev-session=false
 }
 
 start_workerd() {
@@ -131,13 +102,13 @@ start_workerd() {
     # As in the local environment of wrangler.toml: any client may mint a token for any user.
     export DEMO=1
     while read -r setting; do export "${setting?}"; done < <(settings)
-    start workerd serve edge/workerd.capnp --socket-addr "http=$edge" --external-addr "core=$core" \
-        >"$data/edge.log" 2>&1
+    start edge "$data/edge.log" workerd serve edge/workerd.capnp --socket-addr "http=$edge" \
+        --external-addr "core=${behind_edge[0]}"
 }
 
+behind_edge=("$core") # the cores that the edge asks
 "start_$runtime"
-edge_pid=$!
-wait_for "http://$edge/livez" $edge_pid "$data/edge.log"
+wait_until $! answers_http "http://$edge/livez"
 
 cat <<READY
 
@@ -145,13 +116,23 @@ cat <<READY
   core             http://$core
   admin, metrics   http://$admin
   logs             $data/core.log $data/edge.log
+READY
+if [ "$topology" = cluster ]; then show_cluster; fi
+cat <<READY
 
   Ctrl-C stops it all.
 
 READY
 
-status=0
-wait -n $core_pid $edge_pid || status=$?
-if kill -0 $core_pid 2>/dev/null; then gone=edge; else gone=core; fi
-tail -n 10 "$data/$gone.log" >&2
-die "$gone ended by itself (status $status); stopping the rest."
+# --- until Ctrl-C, or until one ends that does not come back --------------------------------------------
+
+while :; do
+    status=0
+    wait -n -p gone "${!names[@]}" 2>/dev/null || status=$? # it would say how they were killed
+    name=${names[$gone]} log=${logs[$gone]}
+    unset "names[$gone]"
+    kill -KILL -- "-$gone" 2>/dev/null || true # whatever it left behind
+    if [ "$topology" != cluster ] || ! goes_on_without "$name"; then break; fi
+done
+tail -n 10 "$log" >&2
+die "$name ended by itself (status $status); stopping the rest."

@@ -21,7 +21,7 @@ use crate::process::{Signal, free_address};
 use crate::{Core, eventually, times};
 
 /// wrangler starts within seconds, but not when the whole machine is busy.
-const EDGE_READY: Duration = Duration::from_secs(120);
+pub const EDGE_READY: Duration = Duration::from_secs(120);
 
 /// Worlds outlive the tests that share them, so their calls need a runtime that does too.
 pub static EXECUTOR: LazyLock<tokio::runtime::Runtime> =
@@ -140,7 +140,7 @@ struct EdgeFiles {
 impl Edge {
     /// The Worker as `environment` of wrangler.toml has it, with these variables instead of its own or besides them.
     pub async fn start(runtime: Runtime, name: &str, environment: &str, variables: &[(&str, &str)]) -> Self {
-        BUILT.get_or_init(build).await;
+        built().await;
         let directory = emptied(&format!("{}-{name}", runtime.name()));
         let files = EdgeFiles { listen: free_address(), directory };
         let mut all = runtime.variables(environment);
@@ -171,6 +171,11 @@ impl Edge {
 }
 
 static BUILT: OnceCell<()> = OnceCell::const_new();
+
+/// Waits until the Worker is built.
+pub async fn built() {
+    BUILT.get_or_init(build).await;
+}
 
 /// Builds the Worker where that was not done, once: every wrangler would do it by itself, all of them at the same time.
 async fn build() {

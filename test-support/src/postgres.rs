@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tempfile::TempDir;
 
-use crate::process::{Process, Signal, command, free_address, runs, signal_pid};
+use crate::process::{Process, Signal, children_of, command, free_address, runs, signal_pid};
 use crate::wait::{SOON, eventually};
 
 /// Who may start a server when the tests run as root, which PostgreSQL refuses to be.
@@ -226,15 +226,4 @@ fn as_unprivileged(program: &Path) -> Result<Command, String> {
     command.arg(format!("--reuid={uid}")).arg(format!("--regid={gid}")).arg("--clear-groups");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     Ok(command)
-}
-
-fn children_of(parent: u32) -> Vec<u32> {
-    let tasks = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = tasks.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
-}
-
-fn parent_of(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }

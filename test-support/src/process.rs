@@ -1,5 +1,6 @@
 //! Processes that end with the test: on drop, on panic, and when the test process itself is killed.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
@@ -114,6 +115,18 @@ pub fn cpu_ms(pid: u32) -> u64 {
 pub fn runs(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
+}
+
+/// The processes that `parent` has started and that are still its children.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let tasks = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = tasks.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| parent_of(*pid) == Some(parent)).collect()
+}
+
+fn parent_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// A free address: no process listens on it. Every test process has a loopback address of its own, so that neither the

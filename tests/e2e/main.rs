@@ -24,6 +24,7 @@ mod runtimes;
 mod sold_out;
 mod threads;
 mod topologies;
+mod up_cluster;
 mod watching;
 
 // The edge's tests, against both of its runtimes.

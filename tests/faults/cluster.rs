@@ -169,29 +169,41 @@ enum Move {
     AtOnce,
 }
 
-/// There and back again: nothing that was acknowledged is lost.
+/// How often a slot moves: `MOVES`, or there and back.
+fn moves() -> usize {
+    std::env::var("MOVES").map_or(2, |moves| moves.parse().expect("MOVES is a number"))
+}
+
+/// To another primary and back again, one campaign's slot after the other's: nothing that was acknowledged is lost, and every
+/// campaign is decided after each move.
 async fn a_slot_moves(row: Row, kind: Kind, how: Move) {
     let _turn = heavy().await;
     let clustered = Clustered::start(kind).await;
-    let from = clustered.set.primary_of("c0", 0).await;
-    let to = (from + 1) % 3;
+    let mut homes = Vec::new();
+    for campaign in CAMPAIGNS {
+        homes.push(clustered.set.primary_of(campaign, 0).await);
+    }
+    let (moves, mut longest) = (moves(), Duration::ZERO);
     clustered
         .under_load("moved", async {
-            for (round, (from, to)) in [(from, to), (to, from)].into_iter().enumerate() {
+            for round in 0..moves {
                 tokio::time::sleep(WHILE).await;
                 row.fault();
+                let at = round / 2 % CAMPAIGNS.len();
+                let (campaign, home, other) = (CAMPAIGNS[at], homes[at], (homes[at] + 1) % 3);
+                let (from, to) = if round % 2 == 0 { (home, other) } else { (other, home) };
                 match how {
-                    Move::KeyByKey => clustered.set.move_slot("c0", from, to).await,
-                    Move::AtOnce => clustered.set.migrate_slot("c0", from, to).await,
+                    Move::KeyByKey => clustered.set.move_slot(campaign, from, to).await,
+                    Move::AtOnce => clustered.set.migrate_slot(campaign, from, to).await,
                 }
-                let took = clustered.all_decide(&format!("moved-{round}")).await;
-                say(&format!("  all decided {took:.1?} after the move"));
+                longest = longest.max(clustered.all_decide(&format!("moved-{round}")).await);
             }
             tokio::time::sleep(WHILE).await;
         })
         .await;
+    say(&format!("  {moves} moves; all decided {longest:.1?} at most after one"));
     clustered.set.settled().await;
-    clustered.judge(row, to, Expect::default()).await;
+    clustered.judge(row, 0, Expect::default()).await;
 }
 
 async fn a_slot_moves_under_load(kind: Kind) {
