@@ -2,12 +2,14 @@
 
 use std::fmt;
 
+use serde_json::Value;
 use support::cluster::ClusterSet;
 use support::network::Network;
 use support::postgres::Postgres;
 use support::redis_server::Kind;
 use support::sentinel::{Access, SERVICE, SentinelSet};
 use support::sql::Sql;
+use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually};
 
 /// How long a server is silent before it is taken for down: less than elsewhere, since a false alarm is one failover more.
@@ -64,6 +66,23 @@ impl Installation {
         let cores = [start().await, start().await];
         let name = format!("{shape}, {kind:?}");
         Ok(Self { name, cores, topology, network, sql: Sql::open(&url), _postgres: postgres })
+    }
+
+    /// Waits until every replica is one that counts: another one that is promoted stays closed.
+    pub async fn all_replicas_count(&self) {
+        let (primaries, replicas) = match self.topology {
+            Topology::Sentinel(_) => (1, 2),
+            Topology::Cluster(_) => (3, 1),
+        };
+        eventually(2 * SOON, || async {
+            let told = self.cores[0].admin_get("/admin/v1/replication").await.json();
+            let sets = told["primaries"].as_array().cloned().unwrap_or_default();
+            let count = |set: &Value, which: &str| set["set"][which].as_array().map(Vec::len);
+            let is_whole =
+                |set: &Value| count(set, "members") == Some(replicas) && count(set, "joining") == Some(0);
+            holds(sets.len() == primaries && sets.iter().all(is_whole), || format!("{told:#}"))
+        })
+        .await;
     }
 
     /// The server that has `campaign`, past core.

@@ -69,6 +69,7 @@ async fn all_kinds(shape: Shape, server: Server) {
 async fn failover(site: &mut Installation, kind: Kind, seed: u64, name: &str) -> (Verdict, Duration) {
     let event = Event::draw(kind, seed);
     eprintln!("{}, {name}: {event:?}, seed {seed}", site.name);
+    site.all_replicas_count().await;
     let campaigns = Campaign::four(site, name).await;
     {
         let Installation { cores, topology, network, .. } = site;
