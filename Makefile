@@ -44,11 +44,12 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, slots moved to and fro twenty times, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, slots moved to and fro twenty times, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
 	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
+	@ROUNDS=$${ROUNDS:-50} cargo test -p claimgate-tests --test faults failovers -- --nocapture
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
 	@MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture

@@ -195,8 +195,7 @@ impl Checker {
 
     /// Waits until no core has anything left to do, then checks everything. Panics with what is wrong.
     pub async fn judge(&self, cores: &[&Core], sql: &Sql, redis: &RedisView, expect: Expect<'_>) -> Verdict {
-        self.resolve_unknown(cores[0]).await;
-        self.until_quiet(cores, redis).await;
+        self.settle(cores, redis).await;
         self.within_limits(&standing(&sql.claims(&self.campaign).await));
         self.claims_succeed(cores).await;
         self.until_quiet(cores, redis).await;
@@ -218,6 +217,12 @@ impl Checker {
             lost,
             revoked: rows.iter().filter(|row| row.status == "revoked").count(),
         }
+    }
+
+    /// Waits until all outcomes are known and no core has anything left to do: SQL then has all that was decided.
+    pub async fn settle(&self, cores: &[&Core], redis: &RedisView) {
+        self.resolve_unknown(cores[0]).await;
+        self.until_quiet(cores, redis).await;
     }
 
     /// Every outcome that is unknown becomes known by asking again, with the same key.

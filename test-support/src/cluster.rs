@@ -1,9 +1,10 @@
 //! A Redis or Valkey Cluster: three primaries with a replica each.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::join_all;
 
+use crate::network::{Network, Port};
 use crate::process::free_address;
 use crate::redis_server::Kind;
 use crate::wait::{SOON, eventually, holds};
@@ -27,10 +28,15 @@ pub struct ClusterSet {
 impl ClusterSet {
     /// Waits until all slots are served and all replicas follow.
     pub async fn start(kind: Kind) -> Self {
-        let addresses: Vec<_> = (0..2 * PRIMARIES).map(|_| free_address()).collect();
-        let buses: Vec<_> = addresses.iter().map(|_| free_address().port().to_string()).collect();
-        let started = addresses.iter().zip(&buses).map(|(address, bus)| node(kind, *address, bus));
-        let set = Self { nodes: join_all(started).await, addresses };
+        Self::start_in(kind, None).await
+    }
+
+    /// The same with a network between the nodes.
+    pub async fn start_in(kind: Kind, network: Option<&Network>) -> Self {
+        let places = join_all((0..2 * PRIMARIES).map(|at| Place::new(at, network))).await;
+        let nodes = join_all(places.iter().map(|place| place.start(kind))).await;
+        let buses: Vec<_> = places.iter().map(|place| place.announced[1].port().to_string()).collect();
+        let set = Self { nodes, addresses: places.iter().map(|place| place.announced[0]).collect() };
         for at in 0..set.nodes.len() {
             let view = set.view(at).await;
             view.query::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]).await;
@@ -169,21 +175,48 @@ impl ClusterSet {
     }
 }
 
-async fn node(kind: Kind, address: SocketAddr, bus: &str) -> RedisServer {
-    let (ip, port) = (address.ip().to_string(), address.port().to_string());
-    let settings = [
-        ("bind", ip.as_str()),
-        ("port", port.as_str()),
-        ("protected-mode", "no"),
-        ("cluster-enabled", "yes"),
-        ("cluster-port", bus),
-        ("cluster-announce-ip", ip.as_str()),
-        ("cluster-node-timeout", NODE_TIMEOUT_MS),
-        // A healthy node goes on when another one has died, and a replica stays with its primary.
-        ("cluster-require-full-coverage", "no"),
-        ("cluster-allow-replica-migration", "no"),
-        // A resync begins at once, not after five seconds.
-        ("repl-diskless-sync-delay", "0"),
-    ];
-    RedisServer::start_as(kind, &settings, &[]).await
+/// Where a node listens, for clients and for other nodes, and what it announces.
+struct Place {
+    listens: [SocketAddr; 2],
+    announced: [SocketAddr; 2],
+    /// Where its own connections come from.
+    source: Option<IpAddr>,
+}
+
+impl Place {
+    async fn new(at: usize, network: Option<&Network>) -> Self {
+        let listens = [free_address(), free_address()];
+        let Some(network) = network else { return Self { listens, announced: listens, source: None } };
+        let clients = network.door(at, Port::Clients, listens[0]).await;
+        let bus = network.door(at, Port::Bus, listens[1]).await;
+        Self { listens, announced: [clients, bus], source: Some(Network::source_of(at)) }
+    }
+
+    async fn start(&self, kind: Kind) -> RedisServer {
+        let ip = self.listens[0].ip().to_string();
+        let ports = [self.listens, self.announced].concat();
+        let [port, bus, announced, announced_bus] =
+            [0, 1, 2, 3].map(|at: usize| ports[at].port().to_string());
+        let mut settings = vec![
+            ("bind", ip.clone()),
+            ("port", port),
+            ("protected-mode", "no".to_owned()),
+            ("cluster-enabled", "yes".to_owned()),
+            ("cluster-port", bus),
+            ("cluster-announce-ip", ip.clone()),
+            ("cluster-announce-port", announced.clone()),
+            ("cluster-announce-bus-port", announced_bus),
+            ("replica-announce-ip", ip),
+            ("replica-announce-port", announced),
+            ("cluster-node-timeout", NODE_TIMEOUT_MS.to_owned()),
+            // A healthy node goes on when another one has died, and a replica stays with its primary.
+            ("cluster-require-full-coverage", "no".to_owned()),
+            ("cluster-allow-replica-migration", "no".to_owned()),
+            // A resync begins at once, not after five seconds.
+            ("repl-diskless-sync-delay", "0".to_owned()),
+        ];
+        settings.extend(self.source.map(|source| ("bind-source-addr", source.to_string())));
+        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        RedisServer::start_as(kind, &settings, &[]).await
+    }
 }

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::certificates::Certificates;
+use crate::network::{Network, Port};
 use crate::process::{Process, Signal, command, free_address};
 use crate::redis_server::Kind;
 use crate::wait::{SOON, eventually, holds};
@@ -36,6 +37,8 @@ pub struct Access<'a> {
     pub tls: Option<&'a Certificates>,
     /// What servers and sentinels are.
     pub kind: Kind,
+    /// What lies between all of them.
+    pub network: Option<&'a Network>,
 }
 
 /// A sentinel on a free address, killed on drop.
@@ -66,6 +69,9 @@ impl Sentinel {
         ];
         let settings = access.tls.map(|certificates| certificates.redis_settings(address));
         lines.extend(settings.into_iter().flatten().map(|(name, value)| format!("{name} {value}")));
+        if access.network.is_some() {
+            lines.push(format!("bind-source-addr {}", Network::source_of_sentinels()));
+        }
         if let Some(password) = access.sentinel_password {
             lines.push(format!("requirepass {password}\nsentinel sentinel-pass {password}"));
         }
@@ -205,10 +211,20 @@ impl SentinelSet {
 
     /// Waits until all know one another.
     pub async fn start_with(access: Access<'_>) -> Self {
-        let addresses: Vec<_> = (0..3).map(|_| free_address()).collect();
-        let mut servers = Vec::new();
-        for (at, address) in addresses.iter().enumerate() {
-            servers.push(server(*address, (at > 0).then_some(addresses[0]), access).await);
+        let (mut addresses, mut servers) = (Vec::new(), Vec::new());
+        for at in 0..3 {
+            let listens = free_address();
+            let announced = match access.network {
+                Some(network) => network.door(at, Port::Clients, listens).await,
+                None => listens,
+            };
+            addresses.push(announced);
+            let mut settings = settings(listens, announced, (at > 0).then_some(addresses[0]), access.tls);
+            if access.network.is_some() {
+                settings.push(("bind-source-addr", Network::source_of(at).to_string()));
+            }
+            let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            servers.push(RedisServer::start_as(access.kind, &settings, &[]).await);
         }
         let sentinels = join_all((0..3).map(|_| Sentinel::start(addresses[0], access))).await;
         let scheme = if access.tls.is_some() { "rediss+sentinel" } else { "redis+sentinel" };
@@ -293,21 +309,25 @@ impl SentinelSet {
     }
 }
 
-/// A server at `address`, which it announces: on the loopback network its connections may come from another one.
-async fn server(address: SocketAddr, primary: Option<SocketAddr>, access: Access<'_>) -> RedisServer {
-    let (ip, port) = (address.ip().to_string(), address.port().to_string());
-    let mut settings = match access.tls {
-        Some(certificates) => certificates.redis_settings(address),
-        None => vec![("bind", ip.clone()), ("port", port.clone())],
+/// Of a server that listens at one address and announces the same or another: on the loopback network its connections may
+/// come from anywhere.
+fn settings(
+    listens: SocketAddr,
+    announced: SocketAddr,
+    primary: Option<SocketAddr>,
+    tls: Option<&Certificates>,
+) -> Vec<(&'static str, String)> {
+    let mut settings = match tls {
+        Some(certificates) => certificates.redis_settings(listens),
+        None => vec![("bind", listens.ip().to_string()), ("port", listens.port().to_string())],
     };
     settings.extend([
         ("protected-mode", "no".to_owned()),
-        ("replica-announce-ip", ip),
-        ("replica-announce-port", port),
+        ("replica-announce-ip", announced.ip().to_string()),
+        ("replica-announce-port", announced.port().to_string()),
         // A resync begins at once, not after five seconds.
         ("repl-diskless-sync-delay", "0".to_owned()),
     ]);
     settings.extend(primary.map(|primary| ("replicaof", format!("{} {}", primary.ip(), primary.port()))));
-    let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    RedisServer::start_as(access.kind, &settings, &[]).await
+    settings
 }

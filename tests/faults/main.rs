@@ -11,6 +11,7 @@ mod delayed;
 mod evicted;
 mod export;
 mod failover;
+mod failovers;
 mod fixture;
 mod flow;
 mod jobs;

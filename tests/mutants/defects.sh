@@ -154,6 +154,22 @@ defect left_behind_is_left core/src/jobs/outbox_relay.rs \
     'while self.commit(handle, from, reader.read_delivered(keys, last).await?).await? > 0 {}' 'let _ = last;' \
     faults cores::one_of_two_cores_killed
 
+# Replicas that count: which they are, what they have, and of whom they have it.
+defect outsider_adopted core/src/domain/replica_set.rs \
+    'self.sets.iter().find(|set| set.members.contains(&view.primary))' 'self.sets.first()' \
+    faults replicas::a_server_outside
+defect wait_for_barrier core/src/store/redis/barrier.rs \
+    'let confirmed = asked.confirmed(connection, session).await?;' \
+    'let wait = redis::cmd("WAIT").arg(1).arg(100).query_async::<u64>(&mut session.connection.clone()).await;
+        if wait.is_ok_and(|replicas| replicas > 0) {
+            return Ok(());
+        }
+        let confirmed = asked.confirmed(connection, session).await?;' \
+    faults only_the_primary_has
+defect replication_id_not_compared core/src/store/redis/barrier.rs \
+    'field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id' \
+    'field(info, "role:") == "master"' faults a_replica_in_between
+
 # Cluster: a node that refuses a call as not its own is believed.
 defect moved_slots_not_noticed core/src/store/redis/cluster.rs 'REDIRECTS.contains(&code)' 'code.is_empty()' \
     faults cluster::a_slot

@@ -1,0 +1,112 @@
+//! What happens to the servers, drawn from a seed.
+
+use std::fmt;
+use std::time::Duration;
+
+use support::network::Network;
+use support::process::{Signal, signal_pid};
+use support::rng::Rng;
+use tokio::time::sleep;
+
+use super::installation::Topology;
+
+/// The kinds of failover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    PrimaryKilled,
+    PrimaryStalled,
+    PrimaryCutOff,
+    ReplicaKilled,
+    ByHand,
+}
+
+/// All kinds, in the order in which they are played.
+pub const KINDS: [Kind; 5] =
+    [Kind::PrimaryKilled, Kind::PrimaryStalled, Kind::PrimaryCutOff, Kind::ReplicaKilled, Kind::ByHand];
+
+/// One failover.
+#[derive(Debug, Clone)]
+pub struct Event {
+    pub kind: Kind,
+    /// It begins once so many claims were acknowledged.
+    pub after: usize,
+    /// So many replicas (or all there are) hear late, by `late`, until it is over.
+    slowed: usize,
+    late: Duration,
+    /// Which of the replicas is hit.
+    replica: usize,
+    /// A primary that is cut off is so from callers, too; a failover by hand does not wait for the primary.
+    hard: bool,
+    /// How long it lasts after another server was promoted.
+    lasts: Duration,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::PrimaryKilled => "primary killed",
+            Self::PrimaryStalled => "primary stalled",
+            Self::PrimaryCutOff => "primary cut off",
+            Self::ReplicaKilled => "replica killed",
+            Self::ByHand => "manual failover",
+        })
+    }
+}
+
+impl Event {
+    /// The one of this seed.
+    pub fn draw(kind: Kind, seed: u64) -> Self {
+        let mut rng = Rng::of(seed);
+        let mut upto = |most: u64| rng.within(0, most);
+        Self {
+            kind,
+            after: usize::try_from(30 + upto(150)).expect("a small number"),
+            slowed: usize::try_from(upto(2)).expect("a small number"),
+            late: Duration::from_millis(upto(30)),
+            replica: usize::try_from(upto(1)).expect("a small number"),
+            hard: upto(1) == 1,
+            lasts: Duration::from_millis(upto(1000)),
+        }
+    }
+
+    /// Plays it on the primary of `campaign`; waits until the servers are whole again.
+    pub async fn play(&self, topology: &mut Topology, network: &Network, campaign: &str) {
+        let primary = topology.primary_of(campaign).await;
+        let replicas = topology.replicas_of(primary);
+        for replica in replicas.iter().take(self.slowed) {
+            network.slow_replication(*replica, self.late);
+        }
+        match self.kind {
+            Kind::PrimaryKilled => {
+                topology.server(primary).process().kill();
+                topology.promoted_after(campaign, primary).await;
+                sleep(self.lasts).await;
+                topology.server(primary).kill_and_restart().await;
+            }
+            Kind::PrimaryStalled => {
+                let pid = topology.server(primary).process().pid();
+                signal_pid(pid, Signal::STOP);
+                topology.promoted_after(campaign, primary).await;
+                sleep(self.lasts).await;
+                signal_pid(pid, Signal::CONT);
+            }
+            Kind::PrimaryCutOff => {
+                network.cut_off(primary);
+                if self.hard {
+                    network.out_of_reach(primary);
+                }
+                topology.promoted_after(campaign, primary).await;
+                sleep(self.lasts).await;
+            }
+            Kind::ReplicaKilled => {
+                let replica = topology.server(replicas[self.replica % replicas.len()]);
+                replica.process().kill();
+                sleep(self.lasts).await;
+                replica.kill_and_restart().await;
+            }
+            Kind::ByHand => topology.fail_over(campaign, primary, self.hard).await,
+        }
+        network.mend();
+        topology.settled().await;
+    }
+}
