@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- barrier: a write that replicas have to confirm. Whoever has it has all that was written before. It runs without memory
--- too, so that a full Redis can still be relayed, which frees memory.
+-- barrier: a write that replicas have to confirm: a replica that has it has all that was written before. It runs without
+-- memory too, so that a full Redis can still be relayed, which frees memory.
 --
 -- KEYS  1 the version of the replica set that was waited for last, in a slot of this server
 -- ARGV  1 the version of the replica set that the caller waits for

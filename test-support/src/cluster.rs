@@ -88,21 +88,26 @@ impl ClusterSet {
         self.view(node).await.query(&["CLUSTER", "MYID"]).await
     }
 
-    /// The place of the primary that has the keys of `campaign`, as the node at `asked` knows it.
+    /// The place of the primary that has the keys of `campaign`, as the node at `asked` knows it. In the middle of a failover
+    /// it knows none: waits until it does.
     pub async fn primary_of(&self, campaign: &str, asked: usize) -> usize {
         let view = self.view(asked).await;
         let key = crate::inspect::key(campaign, "campaign");
         let slot: usize = view.query(&["CLUSTER", "KEYSLOT", &key]).await;
-        let nodes: String = view.query(&["CLUSTER", "NODES"]).await;
         let holds = |line: &&str| {
             line.split(' ').skip(8).filter(|range| !range.starts_with('[')).any(|range| {
                 let (first, last) = range.split_once('-').unwrap_or((range, range));
                 (first.parse().unwrap()..=last.parse().unwrap()).contains(&slot)
             })
         };
-        let line = nodes.lines().find(holds).unwrap_or_else(|| panic!("no node has slot {slot}: {nodes}"));
-        let address = line.split(' ').nth(1).expect("an address").split('@').next().expect("host and port");
-        self.addresses.iter().position(|at| at.to_string() == address).expect("one of the nodes")
+        eventually(SOON, || async {
+            let nodes: String = view.query(&["CLUSTER", "NODES"]).await;
+            let line = nodes.lines().find(holds).ok_or(format!("no node has slot {slot}: {nodes}"))?;
+            let address = line.split(' ').nth(1).and_then(|at| at.split('@').next()).unwrap_or_default();
+            let place = self.addresses.iter().position(|at| at.to_string() == address);
+            place.ok_or(format!("{address} is none of the nodes"))
+        })
+        .await
     }
 
     /// Waits until the node at `asked` knows of another primary of `campaign` than that at `before`. Returns its place.

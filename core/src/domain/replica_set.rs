@@ -48,6 +48,8 @@ pub struct PrimaryView {
     pub version: u64,
     /// Its replicas, and whether each had all of its writes when it was last asked.
     pub replicas: BTreeMap<ServerName, bool>,
+    /// Members that follow it no longer and say that they are primaries: this one may be about to be demoted.
+    pub promoted: BTreeSet<ServerName>,
 }
 
 /// What has to be written to SQL.
@@ -121,7 +123,7 @@ impl Replication {
 }
 
 impl ReplicaSet {
-    /// The set of a primary that has none: nothing was acknowledged under it yet, so whoever keeps up is a member.
+    /// The set of a primary that has none: nothing was acknowledged under it yet, so each that keeps up is a member.
     fn first(view: &PrimaryView) -> Self {
         let members = keeping_up(view).cloned().collect();
         Self {
@@ -151,9 +153,10 @@ impl ReplicaSet {
         next.members.extend(keeping_up(view).filter(|name| joined.contains(*name)).cloned());
         let kept: BTreeSet<_> =
             keeping_up(view).filter(|name| next.members.contains(*name)).cloned().collect();
-        // Never below the least number: until one is back, nothing is acknowledged.
+        // Never below the least number: until one is back, nothing is acknowledged. One that was promoted stays: as long as it
+        // is waited for, it is certain to have all.
         if kept.len() >= replicas_min as usize {
-            next.members = kept;
+            next.members.retain(|name| kept.contains(name) || view.promoted.contains(name));
         }
         next.joining = keeping_up(view).filter(|name| !next.members.contains(*name)).cloned().collect();
         let stays = next == *self && view.holds_tag && view.version <= self.version;
@@ -190,6 +193,7 @@ mod tests {
             holds_tag: true,
             version: 3,
             replicas,
+            promoted: names(&[]),
         }
     }
 
@@ -233,8 +237,14 @@ mod tests {
         let seen = view("a", &[("b", false), ("c", true)]);
         assert_eq!(next(set("a", &["b", "c"], &[]), &seen), Some(("a".into(), names(&["c"]), names(&[]))));
         assert_eq!(next(set("a", &["b"], &[]), &view("a", &[])), None, "cut off");
-        // Whoever may replace it has to be waited for first.
+        // The one that may replace it has to be waited for first.
         assert_eq!(next(set("a", &["b"], &[]), &seen), Some(("a".into(), names(&["b"]), names(&["c"]))));
+    }
+
+    #[test]
+    fn a_member_that_was_promoted_stays_though_it_follows_no_longer() {
+        let seen = PrimaryView { promoted: names(&["b"]), ..view("a", &[("c", true)]) };
+        assert_eq!(next(set("a", &["b", "c"], &[]), &seen), None);
     }
 
     #[test]

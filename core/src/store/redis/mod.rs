@@ -222,8 +222,13 @@ impl RedisStore {
             _ => first.unwrap_or(Slot::FIRST).tag(),
         };
         let looked = replicas::look(session, &tag, set.map_or(0, |set| set.version)).await?;
-        let primary = session.name.to_string();
-        Ok(PrimaryView { primary, tag, holds_tag, version: looked.version, replicas: looked.replicas })
+        let gone =
+            set.iter().flat_map(|set| &set.members).filter(|name| !looked.replicas.contains_key(*name));
+        let asked =
+            gone.map(|name| async { replicas::is_primary(session, name).await.then(|| name.clone()) });
+        let promoted = join_all(asked).await.into_iter().flatten().collect();
+        let (primary, version, replicas) = (session.name.to_string(), looked.version, looked.replicas);
+        Ok(PrimaryView { primary, tag, holds_tag, version, replicas, promoted })
     }
 
     /// The connection there is to the server that has `slot`, or a new one.

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::barrier::{NotReplicated, Required, RoundConnection};
 use super::keys;
-use super::primary::field;
+use super::primary::{connect, field};
 use super::server::Session;
 use crate::domain::replica_set::{ReplicaSet, ServerName};
 
@@ -26,6 +26,8 @@ const ROUND: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long a look waits for them: one that is slower does not keep up.
 const LOOK: Duration = Duration::from_millis(500);
+/// The longest that a member that follows no longer is asked what it is.
+const ASK_MAX: Duration = Duration::from_millis(300);
 const SCRIPT: &str = include_str!("../../../../lua/barrier.lua");
 
 /// Waits until every replica that must have what was said in `session` has it.
@@ -91,6 +93,16 @@ pub(super) async fn look(session: &Session, tag: &str, version: u64) -> Result<C
     let known = first.confirmed(&mut connection, session).await?;
     let (version, replicas) = (version.max(known.version), known.replicas.len());
     Asked { version, replicas, wait: LOOK, ..first }.confirmed(&mut connection, session).await
+}
+
+/// Whether the server `name` says that it is a primary; not if it does not answer.
+pub(super) async fn is_primary(session: &Session, name: &str) -> bool {
+    let Some(client) = session.client_of(name) else { return false };
+    let asked = async {
+        let mut connection = connect(&client, ASK_MAX).await?;
+        redis::cmd("INFO").arg("replication").query_async::<String>(&mut connection).await
+    };
+    matches!(timeout(ASK_MAX, asked).await, Ok(Ok(info)) if field(&info, "role:") == "master")
 }
 
 impl Asked<'_> {

@@ -16,6 +16,7 @@ use super::barrier::Barrier;
 use super::primary::{Mode, NoPrimary, Primary, Run, connect};
 use super::sentinel::Sentinels;
 use crate::domain::counters::Generation;
+use crate::redis_address::at;
 
 /// The longest a call waits for Redis; the edge gives core 2 s in all.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -63,6 +64,14 @@ impl Session {
     /// Whether calls are still made on connections of its generation.
     pub(super) fn is_current(&self) -> bool {
         self.server.current.load(Ordering::Acquire) == self.generation.get()
+    }
+
+    /// A client of another server, spoken to as this one is; `None` for a name that is not `host:port`.
+    pub(super) fn client_of(&self, server: &str) -> Option<Client> {
+        let (host, port) = server.rsplit_once(':')?;
+        let known = self.client.get_connection_info();
+        let address = at(known.addr(), host.to_owned(), port.parse().ok()?);
+        Client::open(known.clone().set_addr(address)).ok()
     }
 
     /// Its server's barrier, which the sessions of all threads share.
