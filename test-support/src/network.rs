@@ -153,7 +153,7 @@ impl Trouble {
             Peer::Sentinel => !self.cut_off.contains(&way.to),
             Peer::Server(from) => {
                 let apart = self.cut_off.contains(&from) || self.cut_off.contains(&way.to);
-                !apart && !(way.port == Port::Clients && self.held.contains(&from))
+                !(apart || way.port == Port::Clients && self.held.contains(&from))
             }
         }
     }

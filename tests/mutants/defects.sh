@@ -158,7 +158,7 @@ defect left_behind_is_left core/src/jobs/outbox_relay.rs \
 defect outsider_adopted core/src/domain/replica_set.rs \
     'self.sets.iter().find(|set| set.members.contains(&view.primary))' 'self.sets.first()' \
     faults replicas::a_server_outside
-defect wait_for_barrier core/src/store/redis/barrier.rs \
+defect wait_for_barrier core/src/store/redis/replicas.rs \
     'let confirmed = asked.confirmed(connection, session).await?;' \
     'let wait = redis::cmd("WAIT").arg(1).arg(100).query_async::<u64>(&mut session.connection.clone()).await;
         if wait.is_ok_and(|replicas| replicas > 0) {
@@ -166,7 +166,7 @@ defect wait_for_barrier core/src/store/redis/barrier.rs \
         }
         let confirmed = asked.confirmed(connection, session).await?;' \
     faults only_the_primary_has
-defect replication_id_not_compared core/src/store/redis/barrier.rs \
+defect replication_id_not_compared core/src/store/redis/replicas.rs \
     'field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id' \
     'field(info, "role:") == "master"' faults a_replica_in_between
 

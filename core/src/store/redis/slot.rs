@@ -25,7 +25,7 @@ impl Slot {
 
     /// The least number that is a hash tag of this slot, as text.
     pub fn tag(self) -> String {
-        (0_u32..).map(|number| number.to_string()).find(|tag| Self::of(tag) == self).unwrap_or_default()
+        (0..u32::MAX).map(|number| number.to_string()).find(|tag| Self::of(tag) == self).unwrap_or_default()
     }
 
     /// Its number, from 0.
