@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use support::checker::{Checker, Expect, Limits};
+use support::cluster::ClusterSet;
 use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
@@ -55,21 +56,21 @@ impl Watched {
         .await;
     }
 
-    /// Waits until the claim is decided.
-    async fn decides(&self, user: &str, key: &str) {
-        eventually(2 * SOON, || async {
-            let seen = self.checker.claim(&self.core, user, key).await;
-            holds(seen != Seen::Unknown, || format!("{seen:?}\n{:#}", self.core.log()))
-        })
-        .await;
-    }
-
     async fn judge(&self, row: Row, primary: usize) {
         let (sql, redis) = (Sql::in_directory(&self.core.data_dir()), self.set.view(primary).await);
         let verdict = self.checker.judge(&[&self.core], &sql, &redis, Expect::default()).await;
         say(&format!("  of {} claims acknowledged {} lost", verdict.acknowledged, verdict.lost));
         row.survived(self.checker.asked(), verdict);
     }
+}
+
+/// Waits until a claim of `user` is decided.
+async fn decides(core: &Core, checker: &Checker, user: &str) {
+    eventually(2 * SOON, || async {
+        let seen = checker.claim(core, user, "k").await;
+        holds(seen != Seen::Unknown, || core.log())
+    })
+    .await;
 }
 
 async fn no_answer_leaves_before_a_replica_has_it(kind: Kind) {
@@ -88,7 +89,7 @@ async fn no_answer_leaves_before_a_replica_has_it(kind: Kind) {
     assert_eq!(again.status, 503, "{}", again.text());
     signal_pid(pids[0], Signal::CONT);
     // The one that is gone is waited for no longer: one is enough.
-    watched.decides("early", "k").await;
+    decides(&watched.core, &watched.checker, "early").await;
     watched.has_members(1).await;
     signal_pid(pids[1], Signal::CONT);
     watched.has_members(2).await;
@@ -105,7 +106,7 @@ async fn a_killed_primary_takes_nothing_acknowledged_with_it(kind: Kind) {
         row.kill();
         signal_pid(pid, Signal::KILL);
         let promoted = watched.set.promoted_after(0).await;
-        watched.decides("probe", "after").await;
+        decides(&watched.core, &watched.checker, "probe").await;
         tokio::time::sleep(WHILE).await;
         promoted
     };
@@ -148,12 +149,36 @@ async fn a_server_outside_the_set_stays_closed(kind: Kind) {
     assert!(refused.contains("claimgate replication"), "{told:#}");
     watched.core.admin_post("/admin/v1/replication/accept-loss").await.expect(200);
     watched.has_members(2).await;
-    watched.decides("outside", "k").await;
+    decides(&watched.core, &watched.checker, "outside").await;
     watched.judge(row, 2).await;
+}
+
+/// The slot of the barrier's own key moves to another node, and no campaign is in it.
+async fn the_barriers_slot_moves(kind: Kind) {
+    let row = Row::begin_on(kind, "replicas: the slot of the barrier's own key moved");
+    let _turn = heavy().await;
+    let set = ClusterSet::start(kind).await;
+    let core = CoreOptions::default()
+        .with("CLAIMGATE_REDIS_URL", set.url())
+        .with("CLAIMGATE_REDIS_REPLICAS", "1")
+        .start()
+        .await;
+    let checker = Checker::create(&core, "demo", ROOMY).await;
+    decides(&core, &checker, "before").await;
+    let from = set.primary_of("demo", 0).await;
+    let keys: Vec<String> = set.view(from).await.query(&["KEYS", "cg:{*}:barrier"]).await;
+    let tag = keys[0].trim_start_matches("cg:{").trim_end_matches("}:barrier").to_owned();
+    row.fault();
+    set.move_slot(&tag, from, (from + 1) % 3).await;
+    decides(&core, &checker, "after").await;
+    let sql = Sql::in_directory(&core.data_dir());
+    let verdict = checker.judge(&[&core], &sql, &set.view(from).await, Expect::default()).await;
+    row.survived(checker.asked(), verdict);
 }
 
 on_both! {
     no_answer_leaves_before_a_replica_has_it,
     a_killed_primary_takes_nothing_acknowledged_with_it,
     a_server_outside_the_set_stays_closed,
+    the_barriers_slot_moves,
 }

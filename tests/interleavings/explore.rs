@@ -21,8 +21,8 @@ use super::schedule::{Fate, Played, Schedule};
 use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
 
-/// One of each for every processor of the smallest machine that the tests are for.
-const WORKERS: usize = 2;
+/// Two for every processor of the smallest machine that the tests are for: half of the time each waits for its servers.
+const WORKERS: usize = 4;
 /// Failing schedules that are printed whole; the others as a line.
 const PRINTED_MAX: usize = 12;
 

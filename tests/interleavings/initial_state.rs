@@ -32,19 +32,22 @@ pub enum InitialState {
     Forked,
     /// As open, but SQL has lost the last claims that it had committed: an older copy of it has come back.
     Behind,
+    /// As open, on a server that was promoted with all of it.
+    Promoted,
     /// Its window has closed, all is in SQL, and Redis still has it.
     Over,
     /// The same, and Redis has it no more.
     Evicted,
 }
 
-pub const INITIAL_STATES: [(InitialState, &str); 8] = [
+pub const INITIAL_STATES: [(InitialState, &str); 9] = [
     (InitialState::Absent, "absent"),
     (InitialState::Live, "live"),
     (InitialState::Lost, "lost"),
     (InitialState::Unheard, "unheard"),
     (InitialState::Forked, "forked"),
     (InitialState::Behind, "behind"),
+    (InitialState::Promoted, "promoted"),
     (InitialState::Over, "over"),
     (InitialState::Evicted, "evicted"),
 ];
@@ -56,7 +59,7 @@ impl InitialState {
 
     /// Whether Redis has the campaign, all along.
     pub fn is_in_redis(self) -> bool {
-        matches!(self, Self::Live | Self::Unheard | Self::Forked | Self::Behind)
+        matches!(self, Self::Live | Self::Unheard | Self::Forked | Self::Behind | Self::Promoted)
     }
 
     /// The campaign's total there.
@@ -68,7 +71,7 @@ impl InitialState {
     pub fn version(self) -> u64 {
         match self {
             Self::Absent => 0,
-            Self::Live | Self::Lost | Self::Unheard | Self::Forked | Self::Behind => 1,
+            Self::Live | Self::Lost | Self::Unheard | Self::Forked | Self::Behind | Self::Promoted => 1,
             Self::Over | Self::Evicted => 2,
         }
     }
@@ -116,6 +119,13 @@ impl InitialState {
                     ),
                 ] {
                     play.world.sql.run(statement).await;
+                }
+            }
+            Self::Promoted => {
+                open(play, nodes, TOTAL, PER_USER, Some(HOLD_S)).await;
+                play.promote().await;
+                for node in nodes {
+                    node.reconnect().await;
                 }
             }
             Self::Lost => {

@@ -128,9 +128,13 @@ async fn at_rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
     let phase = play.phase().await;
     check(phase == "open", || format!("Redis says {phase}"))?;
     let state = play.world.redis.state(&play.id).await.ok_or("there is no state in Redis")?;
-    for (name, in_sql) in [("epoch", row.epoch), ("loaded_epoch", row.epoch), ("version", row.version)] {
+    for (name, in_sql) in [("epoch", row.epoch), ("version", row.version)] {
         check(state[name] == in_sql, || format!("Redis has {name} {}, SQL {in_sql}", state[name]))?;
     }
+    let loaded_epoch = state["loaded_epoch"];
+    check(loaded_epoch == row.epoch || play.told.get().promoted && loaded_epoch < row.epoch, || {
+        format!("loaded in epoch {loaded_epoch}, SQL has {}", row.epoch)
+    })?;
     check(state["admin_state"] <= 3, || "suspended".to_owned())?;
     let entries = play.world.redis.outbox_entries(&play.id).await;
     check((entries, state["backlog"]) == (1, 0), || {

@@ -111,6 +111,14 @@ impl Node {
         self.engine.registry.get(id).map(|handle| handle.campaign().evicted.is_some())
     }
 
+    /// Speaks to Redis on a new connection, if the old one has broken.
+    pub async fn reconnect(&self) {
+        let redis = &self.engine.sync.redis;
+        if redis.ping().await.is_err() {
+            redis.ping().await.expect("Redis answers on a new connection");
+        }
+    }
+
     /// What is remembered of being sold out, up to 100 ms old, is forgotten, as time does.
     pub fn forget(&self, id: &CampaignId) {
         self.engine.batcher.invalidate(id);

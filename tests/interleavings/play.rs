@@ -178,6 +178,16 @@ impl<'w> Play<'w> {
         self.world.redis.query::<u64>(&words).await;
     }
 
+    /// The server becomes a replica and a primary again, with all that it has. All connections end, as they do with the
+    /// server that a promoted one replaces.
+    pub async fn promote(&self) {
+        self.told.promoted();
+        let redis = &self.world.redis;
+        redis.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
+        redis.query::<()>(&["REPLICAOF", "NO", "ONE"]).await;
+        redis.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
+    }
+
     /// While both protocols stand still: two callers who have not asked before, one at each core; and one who gives a claim
     /// back, if the campaign is in Redis. An evicted one would come back for it, in the midst of what stands still.
     pub async fn callers(&self, nodes: &[Node; 2], initial: InitialState) {

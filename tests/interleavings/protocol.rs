@@ -38,9 +38,11 @@ pub enum Protocol {
     Claims,
     /// Redis loses the campaign's keys.
     KeyLoss,
+    /// The server is promoted, with all that was acknowledged.
+    Promote,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 16] = [
+pub const PROTOCOLS: [(Protocol, &str); 17] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -57,6 +59,7 @@ pub const PROTOCOLS: [(Protocol, &str); 16] = [
     (Protocol::Repair, "repair"),
     (Protocol::Claims, "claims"),
     (Protocol::KeyLoss, "key-loss"),
+    (Protocol::Promote, "promote"),
 ];
 
 impl Protocol {
@@ -68,14 +71,14 @@ impl Protocol {
     pub fn initial_states(self) -> &'static [InitialState] {
         match self {
             Self::Create => &[InitialState::Absent],
-            Self::EnsureReady => &[InitialState::Lost, InitialState::Unheard],
+            Self::EnsureReady => &[InitialState::Lost, InitialState::Unheard, InitialState::Promoted],
             Self::Repair => &[InitialState::Behind],
             Self::Suspend => &[InitialState::Forked],
             Self::Evict => &[InitialState::Over],
             Self::Reopen => &[InitialState::Over, InitialState::Evicted],
             Self::Pause | Self::End | Self::Return => &[InitialState::Live, InitialState::Evicted],
             Self::Raise | Self::Lower | Self::Relay | Self::Refresh => &[InitialState::Live],
-            Self::Confirm | Self::Claims | Self::KeyLoss => &[InitialState::Live],
+            Self::Confirm | Self::Claims | Self::KeyLoss | Self::Promote => &[InitialState::Live],
         }
     }
 
@@ -86,7 +89,7 @@ impl Protocol {
                 true
             }
             Self::Raise | Self::Lower | Self::Pause | Self::End | Self::Relay | Self::Refresh => false,
-            Self::Confirm | Self::Return | Self::Claims | Self::KeyLoss => false,
+            Self::Confirm | Self::Return | Self::Claims | Self::KeyLoss | Self::Promote => false,
         }
     }
 
@@ -121,6 +124,10 @@ impl Protocol {
             Self::KeyLoss => {
                 play.lose_keys().await;
                 "the keys are gone".to_owned()
+            }
+            Self::Promote => {
+                play.promote().await;
+                "the server is promoted".to_owned()
             }
         }
     }

@@ -67,7 +67,7 @@ pub enum Recovered {
 pub(super) struct Secured {
     /// Lost rows written to SQL again.
     pub rescued: u64,
-    /// Whether both had the same sums, so that neither lacks anything.
+    /// Whether both have the same sums, and SQL has refused nothing: so neither lacks anything.
     pub agrees: bool,
 }
 
@@ -276,7 +276,8 @@ impl Recovery {
         };
         let totals = self.sync.sql.totals(&drawn.id).await?;
         if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
-            return Ok(Secured { rescued: 0, agrees: true });
+            // A claim is revoked where SQL has another in its place: Redis then holds one that SQL refuses.
+            return Ok(Secured { rescued: 0, agrees: totals.revoked == 0 });
         }
         let mut lacking = Vec::new();
         let mut at = Some(self.sync.redis.scan_claims(&handle.keys).await?);

@@ -113,11 +113,7 @@ impl Engine {
     }
 
     async fn read_replication(&self) -> Result<Option<Replication>, EngineError> {
-        let replication = self.sync.sql.replication().await?;
-        if let Some(replication) = &replication {
-            self.sync.redis.required().set(replication.clone());
-        }
-        Ok(replication)
+        Ok(self.sync.redis.required().renew(self.sync.sql.replication()).await?)
     }
 
     /// What is asked of replicas, and how they are.

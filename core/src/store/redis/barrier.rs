@@ -21,6 +21,9 @@ pub enum NotReplicated {
     /// Another core has changed the set of replicas.
     #[error("other replicas have to confirm it by now")]
     OldSet,
+    /// The slot of the barrier's own key has moved to another node: the set needs another key.
+    #[error("the barrier's slot has moved")]
+    Moved,
     /// The connection on which it was said is not in use any more: the server may have lost it since.
     #[error("the server was replaced or has restarted meanwhile")]
     ServerReplaced,
@@ -33,7 +36,7 @@ impl NotReplicated {
     /// Whether it may be otherwise once the sets were looked at again.
     pub(super) fn may_pass_soon(&self) -> bool {
         match self {
-            Self::Behind(_) | Self::OldSet => true,
+            Self::Behind(_) | Self::OldSet | Self::Moved => true,
             Self::NotInSet(why) => matches!(why, NotInSet::NotAdopted | NotInSet::Unknown),
             Self::ServerReplaced | Self::Failed(_) => false,
         }
@@ -47,6 +50,8 @@ pub struct Required {
     /// The same as in `now`: without replicas to wait for, nothing else is looked at.
     replicas_min: AtomicU32,
     outdated: Notify,
+    /// Held while it is read and replaced: what was read earlier must not replace what was read later.
+    reading: Mutex<()>,
 }
 
 impl Required {
@@ -55,8 +60,23 @@ impl Required {
         Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Replaces it by what was read from SQL.
-    pub fn set(&self, now: Replication) {
+    /// Replaces it by what `read` gives, if anything; returns that.
+    ///
+    /// # Errors
+    /// Those of `read`: it stays as it was.
+    pub async fn renew<E>(
+        &self,
+        read: impl Future<Output = Result<Option<Replication>, E>>,
+    ) -> Result<Option<Replication>, E> {
+        let _reading = self.reading.lock().await;
+        let now = read.await?;
+        if let Some(now) = &now {
+            self.set(now.clone());
+        }
+        Ok(now)
+    }
+
+    fn set(&self, now: Replication) {
         self.replicas_min.store(now.replicas_min, Ordering::Release);
         *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(now);
     }

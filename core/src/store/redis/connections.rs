@@ -97,6 +97,13 @@ impl Connections {
         }
     }
 
+    /// Reads a cluster's map again; without an answer it stays as it was.
+    pub(super) async fn refresh(&self) {
+        if let Self::Cluster { cluster, .. } = self {
+            let _ = cluster.refresh().await;
+        }
+    }
+
     /// Whether the server of `session` has `slot`, and the first slot that it has, as far as is known.
     pub(super) fn slots_of(&self, session: &Session, slot: Option<Slot>) -> (bool, Option<Slot>) {
         match self {

@@ -205,7 +205,12 @@ impl RedisStore {
         let sessions = self.connections.all().await?;
         let looks =
             sessions.into_iter().flatten().map(|session| async move { self.view(&session).await.ok() });
-        Ok(join_all(looks).await.into_iter().flatten().collect())
+        let looks = join_all(looks).await;
+        if looks.iter().any(Option::is_none) {
+            // Its slots may have moved, where no call on a campaign has met them.
+            self.connections.refresh().await;
+        }
+        Ok(looks.into_iter().flatten().collect())
     }
 
     /// A primary and its replicas.

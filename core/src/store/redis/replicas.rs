@@ -13,6 +13,7 @@ use redis::aio::MultiplexedConnection;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::barrier::{NotReplicated, Required, RoundConnection};
+use super::cluster::is_redirect;
 use super::keys;
 use super::primary::{connect, field};
 use super::server::Session;
@@ -121,7 +122,7 @@ impl Asked<'_> {
             Ok(reply) => reply,
             Err(error) => {
                 session.note(&error).await;
-                return Err(failed(&error));
+                return Err(if is_redirect(&error) { NotReplicated::Moved } else { failed(&error) });
             }
         };
         let is_same = |info: &str| {
