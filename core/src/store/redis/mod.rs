@@ -20,7 +20,6 @@ pub mod survey;
 use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
-use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::calls::CampaignCall;
@@ -131,6 +130,15 @@ enum ScanPlace {
     Users(u64),
     /// At this cursor of the claims that have moved out.
     Moved(u64),
+}
+
+/// A primary, and whether it answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// Its host and port, or the path of its socket.
+    pub address: String,
+    /// Whether it answers.
+    pub is_up: bool,
 }
 
 /// Held claims, by Redis' own index.
@@ -395,22 +403,32 @@ impl RedisStore {
         .map(drop)
     }
 
-    /// Whether Redis answers; of a cluster, any of its primaries.
+    /// The layout of the keys in this Redis, which is that of this core from now on where none is recorded.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
-    pub async fn ping(&self) -> Result<(), RedisStoreError> {
-        let pings = self.connections.all().await?.into_iter().map(|session| async {
-            self.query_on::<Value>(&mut session?, "redis:ping", &redis::cmd("PING")).await
-        });
-        let mut answer = Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into());
-        for pong in join_all(pings).await {
-            match pong {
-                Ok(_) => return Ok(()),
-                Err(error) => answer = Err(error),
-            }
-        }
-        answer
+    pub async fn layout(&self) -> Result<String, RedisStoreError> {
+        let slot = Slot::of(keys::LAYOUT);
+        let first = redis::cmd("SET").arg(keys::LAYOUT).arg(scripts::LAYOUT).arg("NX").to_owned();
+        self.query::<Value>("redis:keep_layout", slot, &first).await?;
+        self.query("redis:layout", slot, redis::cmd("GET").arg(keys::LAYOUT)).await
+    }
+
+    /// Which primaries answer; at least one does.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when none answers.
+    pub async fn ping(&self) -> Result<Vec<NodeState>, RedisStoreError> {
+        let ping = async |mut session: Session| {
+            self.query_on::<Value>(&mut session, "redis:ping", &redis::cmd("PING")).await
+        };
+        let answers = self.connections.ask_all(ping).await?;
+        let state =
+            |(address, pong): &(String, Result<_, _>)| NodeState { address: address.clone(), is_up: pong.is_ok() };
+        let nodes = answers.iter().map(state).collect();
+        let none = Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into());
+        answers.into_iter().map(|(_, pong)| pong.map(drop)).fold(none, Result::or)?;
+        Ok(nodes)
     }
 
     async fn run(
