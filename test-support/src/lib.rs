@@ -25,6 +25,7 @@ pub mod edge;
 pub mod fault_proxy;
 pub mod inspect;
 pub mod lossy_proxy;
+pub mod pair;
 pub mod postgres;
 pub mod process;
 pub mod raw;

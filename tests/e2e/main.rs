@@ -33,6 +33,7 @@ mod wrangler {
 
     mod edge;
     mod edge_core;
+    mod edge_cores;
     mod edge_crowd;
     mod edge_future;
     mod edge_input;
@@ -46,6 +47,7 @@ mod workerd {
 
     mod edge;
     mod edge_core;
+    mod edge_cores;
     mod edge_crowd;
     mod edge_future;
     mod edge_input;
