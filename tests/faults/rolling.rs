@@ -32,7 +32,7 @@ const BETWEEN: usize = 150;
 const LOOK: Duration = Duration::from_millis(50);
 const DRAIN_S: &str = "2";
 
-/// Claims that go on until they are told to stop, and whoever was told no decision.
+/// Claims that go on until they are told to stop, and the answers that told no decision.
 #[derive(Default)]
 struct Load {
     over: AtomicBool,

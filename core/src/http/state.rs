@@ -30,7 +30,7 @@ struct Shared {
     /// A permit for each request that the internal listener may have in progress.
     permits: Arc<Semaphore>,
     serving: AtomicBool,
-    /// Whether core was told to stop, which it does once nobody sends to it any more.
+    /// Whether core was told to stop: it goes on for a while, so that its callers can turn to another one.
     leaving: AtomicBool,
 }
 

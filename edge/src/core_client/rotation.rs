@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_failed_is_made_at_another_core_and_takes_nobodys_turn() {
+    fn a_call_that_failed_is_made_at_another_core_and_takes_no_turn() {
         let mut rotation = Rotation::new(3, 0);
         assert_eq!(rotation.choose(KIND, None, at(0)), Some(0));
         assert_eq!(rotation.choose(KIND, Some(0), at(0)), Some(1));
