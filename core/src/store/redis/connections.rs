@@ -13,7 +13,6 @@ use redis::RedisError;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::RedisStoreError;
 use super::cluster::{Cluster, Place, is_redirect};
 use super::primary::{Mode, NoPrimary, Primary};
 use super::sentinel::Sentinels;
@@ -21,8 +20,8 @@ use super::server::{Connection, Server, Session, Way};
 use super::slot::Slot;
 use crate::redis_address::RedisAddress;
 
-/// The longest that one of several servers is waited for where all are asked.
-const ASK_MAX: Duration = Duration::from_millis(1500);
+/// The longest that a connection to one of several servers is waited for where all are asked.
+const SESSION_MAX: Duration = Duration::from_secs(1);
 
 /// The connections of one thread.
 #[derive(Debug)]
@@ -85,30 +84,27 @@ impl Connections {
         join_all(sessions).await
     }
 
-    /// What each server answers to `ask`, by its address: all are asked at once, and each is waited for for [`ASK_MAX`].
-    pub(super) async fn ask_all<T>(
-        &self,
-        ask: impl AsyncFn(Session) -> Result<T, RedisStoreError>,
-    ) -> Result<Vec<(String, Result<T, RedisStoreError>)>, NoPrimary> {
+    /// A session with each server, by its address. Of several each is waited for for [`SESSION_MAX`].
+    pub(super) async fn all(&self) -> Result<Vec<(String, Result<Session, NoPrimary>)>, NoPrimary> {
         let (cluster, nodes) = match self {
             Self::One(connection) => {
                 let session = connection.session().await?;
-                return Ok(vec![(session.address(), ask(session).await)]);
+                return Ok(vec![(session.address(), Ok(session))]);
             }
             Self::Cluster { cluster, nodes } => (cluster, nodes),
         };
         let places = cluster.primaries().await?;
-        let asked = places.iter().map(async |place| {
-            let answer = async { ask(node(cluster, nodes, place)?.session().await?).await };
+        let sessions = places.iter().map(|place| async move {
+            let session = timeout(SESSION_MAX, async { node(cluster, nodes, place)?.session().await }).await;
             let late = |_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut)).into());
-            (format!("{}:{}", place.0, place.1), timeout(ASK_MAX, answer).await.unwrap_or_else(late))
+            (format!("{}:{}", place.0, place.1), session.unwrap_or_else(late))
         });
-        let answers = join_all(asked).await;
-        if answers.iter().any(|(_, answer)| answer.is_err()) {
+        let sessions = join_all(sessions).await;
+        if sessions.iter().any(|(_, session)| session.is_err()) {
             // The nodes that answer go on by the map there is.
             let _ = cluster.refresh().await;
         }
-        Ok(answers)
+        Ok(sessions)
     }
 
     /// Ends the generation of `session` if `error` shows that it is broken or leads to a server that is no primary any more,

@@ -20,6 +20,7 @@ pub mod survey;
 use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
+use futures_util::future::join_all;
 use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
 
 use self::calls::CampaignCall;
@@ -419,16 +420,21 @@ impl RedisStore {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when none answers.
     pub async fn ping(&self) -> Result<Vec<NodeState>, RedisStoreError> {
-        let ping = async |mut session: Session| {
-            self.query_on::<Value>(&mut session, "redis:ping", &redis::cmd("PING")).await
-        };
-        let answers = self.connections.ask_all(ping).await?;
-        let state =
-            |(address, pong): &(String, Result<_, _>)| NodeState { address: address.clone(), is_up: pong.is_ok() };
-        let nodes = answers.iter().map(state).collect();
-        let none = Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into());
-        answers.into_iter().map(|(_, pong)| pong.map(drop)).fold(none, Result::or)?;
-        Ok(nodes)
+        let pings = self.connections.all().await?.into_iter().map(|(address, session)| async move {
+            let pong = self.pong(session).await;
+            (address, pong)
+        });
+        let (mut nodes, mut answer) =
+            (Vec::new(), Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into()));
+        for (address, pong) in join_all(pings).await {
+            nodes.push(NodeState { address, is_up: pong.is_ok() });
+            answer = answer.or(pong);
+        }
+        answer.map(|()| nodes)
+    }
+
+    async fn pong(&self, session: Result<Session, NoPrimary>) -> Result<(), RedisStoreError> {
+        self.query_on::<Value>(&mut session?, "redis:ping", &redis::cmd("PING")).await.map(drop)
     }
 
     async fn run(
