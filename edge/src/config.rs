@@ -196,8 +196,7 @@ fn bound_cores(
             .ok_or_else(|| ConfigError::new(NAME, format!("must be 1 to {CORES_MAX}")))?,
     };
     let address = |number| {
-        let binding =
-            if number == 1 { CORE_BINDING.to_owned() } else { format!("{CORE_BINDING}_{number}") };
+        let binding = if number == 1 { CORE_BINDING.to_owned() } else { format!("{CORE_BINDING}_{number}") };
         if !is_bound(&binding) {
             return Err(ConfigError::new(NAME, format!("is {count}, but there is no binding {binding}")));
         }

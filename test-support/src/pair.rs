@@ -39,8 +39,10 @@ impl Pair {
         let socket = PathBuf::from(server.url().trim_start_matches("unix://"));
         let proxy = FaultProxy::start(socket).await;
         let start = |redis: String| {
-            let options = options.clone().with("CLAIMGATE_DATABASE_URL", &url).with("CLAIMGATE_REDIS_URL", redis);
-            let options = options.with("CLAIMGATE_EDGE_KEYS", EDGE_KEY).with("CLAIMGATE_USER_JWT_KEY", USER_JWT_KEY);
+            let options =
+                options.clone().with("CLAIMGATE_DATABASE_URL", &url).with("CLAIMGATE_REDIS_URL", redis);
+            let options =
+                options.with("CLAIMGATE_EDGE_KEYS", EDGE_KEY).with("CLAIMGATE_USER_JWT_KEY", USER_JWT_KEY);
             options.listen_at(free_address()).start()
         };
         let cores = [start(proxy.url()).await, start(server.url()).await];
@@ -50,8 +52,7 @@ impl Pair {
     /// An edge that has both cores.
     pub async fn edge(&self, runtime: Runtime, name: &str) -> PairEdge {
         let urls = self.cores.each_ref().map(|core| format!("http://{}", core.listen())).join(",");
-        let variables =
-            [("CORE_URL", urls.as_str()), ("EDGE_KEY", EDGE_KEY), ("USER_JWT_KEY", USER_JWT_KEY)];
+        let variables = [("CORE_URL", urls.as_str()), ("EDGE_KEY", EDGE_KEY), ("USER_JWT_KEY", USER_JWT_KEY)];
         PairEdge { edge: Edge::start(runtime, name, "test", &variables).await, client: client() }
     }
 }

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
-use crate::{Core, Reply};
 use crate::process::{Signal, signal_pid};
 use crate::wait::{SOON, eventually, holds};
+use crate::{Core, Reply};
 
 /// One claim to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

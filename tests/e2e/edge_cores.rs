@@ -39,7 +39,8 @@ fn with_two_cores(name: &str, test: impl AsyncFnOnce(Pair, &PairEdge)) {
 /// A claim of `user`, and how long it took.
 async fn claim(edge: &PairEdge, user: &str) -> (Reply, Duration) {
     let began = Instant::now();
-    let reply = edge.client.send(edge.claim_request("shared", user, "k")).await.expect("an answer of the edge");
+    let reply =
+        edge.client.send(edge.claim_request("shared", user, "k")).await.expect("an answer of the edge");
     (reply, began.elapsed())
 }
 

@@ -58,7 +58,11 @@ impl Load {
         let (done, _) = tokio::join!(fault, join_all(callers));
         let undecided = load.undecided.into_inner().unwrap();
         let decided = load.decided.into_inner();
-        assert!(undecided.is_empty(), "{} of {decided} were told no decision: {undecided:#?}", undecided.len());
+        assert!(
+            undecided.is_empty(),
+            "{} of {decided} were told no decision: {undecided:#?}",
+            undecided.len()
+        );
         assert!(decided > 0);
         say(&format!("  {decided} claims told their decision, all of them"));
         done
@@ -232,7 +236,9 @@ async fn cores_restarted_in_turn_behind_a_balancer_refuse_no_claim() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cores_of_the_previous_version_are_replaced_in_turn_and_refuse_no_claim() {
     let Some(previous) = std::env::var_os("CLAIMGATE_PREVIOUS_BIN").map(PathBuf::from) else {
-        return say("NOT RUN cores of the previous version beside this one: `tests/previous.sh` builds and runs it");
+        return say(
+            "NOT RUN cores of the previous version beside this one: `tests/previous.sh` builds and runs it",
+        );
     };
     let row = Row::begin("cores of the previous version replaced in turn behind one edge");
     let _turn = heavy().await;

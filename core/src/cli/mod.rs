@@ -105,7 +105,9 @@ fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
 /// configuration; what else ends a core may be gone at the next try.
 fn status_of(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(ServingError::AnotherRedis | ServingError::AnotherLayout(_) | ServingError::NoPrimary(..)) => USAGE,
+        Some(ServingError::AnotherRedis | ServingError::AnotherLayout(_) | ServingError::NoPrimary(..)) => {
+            USAGE
+        }
         _ => UNAVAILABLE,
     }
 }

@@ -18,9 +18,9 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use wasm_bindgen::{JsCast as _, JsValue, intern};
 use web_sys::{AbortSignal, Headers, RequestInit, RequestRedirect, WorkerGlobalScope};
-use worker::{Env, Fetcher};
 use worker::js_sys::futures::JsFuture;
 use worker::js_sys::{self, Math, Uint8Array};
+use worker::{Env, Fetcher};
 
 use self::circuit_breaker::{CallKind, CircuitBreaker};
 use self::rotation::Rotation;
@@ -102,7 +102,9 @@ impl<'a> CoreClient<'a> {
             if left_ms < ATTEMPT_MS_MIN {
                 break;
             }
-            let Some(core) = self.cores.rotation.borrow_mut().choose(request.kind, called, now) else { break };
+            let Some(core) = self.cores.rotation.borrow_mut().choose(request.kind, called, now) else {
+                break;
+            };
             let limit_ms = if count > 1 { left_ms.min(ATTEMPT_MS_MAX) } else { left_ms };
             match self.attempt(core, request, now, limit_ms).await? {
                 Attempted::Answered(response) if count > 1 && response.is_undecided() => {
