@@ -67,7 +67,8 @@ fn claims_are_spread_evenly_and_a_dead_cores_share_goes_to_the_other() {
         all_win(edge, "both", AT_ONCE).await;
         for (core, before) in pair.cores.iter().zip(before) {
             let share = decided(core).await - before;
-            assert_eq!(share, CLAIMS / 2, "of {CLAIMS} claims");
+            // Not exactly half: what else is asked takes turns, too.
+            assert!((CLAIMS * 2 / 5..=CLAIMS * 3 / 5).contains(&share), "{share} of {CLAIMS} claims");
         }
         pair.cores[0].kill();
         all_win(edge, "one", AT_ONCE).await;
