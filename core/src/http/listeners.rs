@@ -71,8 +71,7 @@ struct RedisNode {
     state: &'static str,
 }
 
-/// Whether core is ready for calls: while any primary of Redis answers. SQL may be away for a while, since the outbox keeps
-/// what it has yet to hear.
+/// Tells whether core is to be sent calls: while any primary of Redis answers.
 #[utoipa::path(
     get, path = "/readyz", tag = "health",
     responses(
@@ -92,6 +91,7 @@ pub(super) async fn ready(State(state): State<AppState>) -> ApiResult {
     if !health.redis.is_up() {
         return not_ready("Redis does not answer");
     }
+    // SQL may be away for a while: the outbox keeps what it has yet to hear.
     let told = |is_up| if is_up { "up" } else { "down" };
     let redis_nodes = health.redis_nodes().into_iter();
     let redis_nodes =
