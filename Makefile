@@ -44,7 +44,7 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, slots moved to and fro twenty times, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, slots moved to and fro twenty times, the previous version beside this one, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
@@ -52,6 +52,7 @@ soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours)
 	@ROUNDS=$${ROUNDS:-50} cargo test -p claimgate-tests --test faults failovers -- --nocapture
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
 	@MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture
+	@tests/previous.sh
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
 	@tests/mutants/run.sh
 

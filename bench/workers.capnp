@@ -8,6 +8,14 @@ const config :Workerd.Config = (
     (name = "assets", worker = Edge.assets),
     (name = "bare", worker = .bare),
     (name = "core", external = (http = ())),
+    # The Worker is bound to more than the one core that it is told of.
+    (name = "core-2", worker = .bare),
+    (name = "core-3", worker = .bare),
+    (name = "core-4", worker = .bare),
+    (name = "core-5", worker = .bare),
+    (name = "core-6", worker = .bare),
+    (name = "core-7", worker = .bare),
+    (name = "core-8", worker = .bare),
   ],
   sockets = [
     (name = "edge", http = (), service = "edge"),

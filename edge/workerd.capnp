@@ -3,6 +3,8 @@
 #
 #   workerd serve edge/workerd.capnp --socket-addr http=127.0.0.1:8787 --external-addr core=127.0.0.1:8080
 #
+# Several cores: with CORES=2 in the environment also --external-addr core-2=10.0.0.2:8080, and so on up to eight.
+#
 # Settings and secrets come from the environment (docs/configuration.md lists them). What is unset is null, which the Worker takes
 # for unset, but for what has a default here.
 
@@ -14,6 +16,14 @@ const config :Workerd.Config = (
     (name = "assets", worker = .assets),
     # Global fetch may not reach private addresses, which is where core is.
     (name = "core", external = (address = "127.0.0.1:8080", http = ())),
+    # Used as far as CORES says; each needs an address by --external-addr then.
+    (name = "core-2", external = (address = "unix:/no-external-addr-for-core-2", http = ())),
+    (name = "core-3", external = (address = "unix:/no-external-addr-for-core-3", http = ())),
+    (name = "core-4", external = (address = "unix:/no-external-addr-for-core-4", http = ())),
+    (name = "core-5", external = (address = "unix:/no-external-addr-for-core-5", http = ())),
+    (name = "core-6", external = (address = "unix:/no-external-addr-for-core-6", http = ())),
+    (name = "core-7", external = (address = "unix:/no-external-addr-for-core-7", http = ())),
+    (name = "core-8", external = (address = "unix:/no-external-addr-for-core-8", http = ())),
   ],
   sockets = [(name = "http", address = "127.0.0.1:8787", http = (), service = "edge")],
   extensions = .extensions,
@@ -34,10 +44,18 @@ const edge :Workerd.Worker = (
     (name = "index.js", esModule = embed "build/index.js"),
     (name = "index_bg.wasm", wasm = embed "build/index_bg.wasm"),
   ],
-  # The Worker calls core and the page's files, nothing else.
+  # The Worker calls the cores and the page's files, nothing else.
   globalOutbound = "core",
   bindings = [
     (name = "CORE", service = "core"),
+    (name = "CORE_2", service = "core-2"),
+    (name = "CORE_3", service = "core-3"),
+    (name = "CORE_4", service = "core-4"),
+    (name = "CORE_5", service = "core-5"),
+    (name = "CORE_6", service = "core-6"),
+    (name = "CORE_7", service = "core-7"),
+    (name = "CORE_8", service = "core-8"),
+    (name = "CORES", fromEnvironment = "CORES"),
     (name = "ASSETS", service = "assets"),
     (name = "EDGE_KEY", fromEnvironment = "EDGE_KEY"),
     (name = "USER_JWT_KEY", fromEnvironment = "USER_JWT_KEY"),

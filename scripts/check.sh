@@ -12,8 +12,8 @@ cargo fmt --all --check
 rustfmt --check --edition 2024 lab/src/strategies/*.rs
 
 say shell, JavaScript and Lua
-for script in scripts/*.sh .ci/run; do bash -n "$script"; done
-if has shellcheck; then shellcheck -x scripts/*.sh .ci/run; fi
+for script in scripts/*.sh tests/*.sh .ci/run; do bash -n "$script"; done
+if has shellcheck; then shellcheck -x scripts/*.sh tests/*.sh .ci/run; fi
 # As modules whatever they are loaded as: by name alone node would not look inside a module.
 for script in edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
 biome lint --error-on-warnings

@@ -24,6 +24,8 @@ pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
 pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 /// The most claims that one script call decides.
 pub const BATCH_MAX: usize = 256;
+/// The longest that core goes on serving when it is told to stop.
+const DRAIN_S_MAX: u64 = 300;
 /// The variables that name a file with a secret in it.
 pub const SECRET_FILES: [&str; 5] = [
     "CLAIMGATE_ADMIN_TOKEN_FILE",
@@ -98,6 +100,10 @@ pub struct ServeArgs {
     /// The most claims that one call to Redis decides, 1 to 256 [default: 256]
     #[arg(long, env = "CLAIMGATE_BATCH_MAX", value_name = "CLAIMS")]
     batch_max: Option<String>,
+    /// Seconds that core goes on serving after SIGTERM while /readyz already answers 503: as long as a balancer needs to see
+    /// that, 300 at most [default: 0]
+    #[arg(long, env = "CLAIMGATE_DRAIN_S", value_name = "SECONDS")]
+    drain_s: Option<String>,
     /// Serve the database with this Redis at once, though it was last served with another one: only when no core with
     /// that one runs any more
     #[arg(long)]
@@ -138,6 +144,8 @@ pub struct Config {
     pub concurrency_max: usize,
     /// The most claims that one script call decides.
     pub batch_max: usize,
+    /// How long core goes on serving when it is told to stop and says that it is not ready.
+    pub drain: Duration,
     /// Whether to serve the database whatever Redis it was last served with.
     pub take_over: bool,
     /// The credentials of callers.
@@ -180,6 +188,7 @@ impl Config {
             )?),
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
+            drain: drain(args.drain_s.as_deref())?,
             take_over: args.take_over,
             credentials: secrets.credentials()?,
             data_dir: secrets.data_dir.to_owned(),
@@ -235,6 +244,14 @@ fn batch_max(text: Option<&str>) -> Result<usize, ConfigError> {
         claims if claims <= BATCH_MAX => Ok(claims),
         claims => Err(wrong(VARIABLE, format!("must be at most {BATCH_MAX}, not '{claims}'"))),
     }
+}
+
+fn drain(text: Option<&str>) -> Result<Duration, ConfigError> {
+    let seconds = text.map_or(Ok(0), |text| {
+        let seconds = text.parse().ok().filter(|seconds| *seconds <= DRAIN_S_MAX);
+        seconds.ok_or_else(|| wrong("CLAIMGATE_DRAIN_S", format!("must be 0 to {DRAIN_S_MAX}, not '{text}'")))
+    });
+    seconds.map(Duration::from_secs)
 }
 
 fn redis_address(url: &str) -> Result<RedisAddress, ConfigError> {

@@ -92,7 +92,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             let refresher = tokio::spawn(refresher.run(serving));
             let relay = relay.spawn(relaying)?;
             let ended = tokio::select! {
-                told = &mut told => told,
+                told = drained(&mut told, &state, config.drain) => told,
                 lost = keep(&right, sql.is_sqlite()) => Err(lost.into()),
             };
             state.set_serving(ended.is_ok());
@@ -175,7 +175,13 @@ async fn keep(right: &Serving, alone: bool) -> ServingError {
         match right.renew().await {
             Err(lost @ ServingError::AnotherRedis) => return lost,
             // The health checks log it.
-            Err(ServingError::NoPrimary(..) | ServingError::Redis(_) | ServingError::Sql(_)) | Ok(()) => {}
+            Err(
+                ServingError::AnotherLayout(_)
+                | ServingError::NoPrimary(..)
+                | ServingError::Redis(_)
+                | ServingError::Sql(_),
+            )
+            | Ok(()) => {}
         }
     }
 }
@@ -261,6 +267,25 @@ async fn keep_credentials(authenticator: Authenticator, data_dir: PathBuf, mut h
             Err(error) => tracing::error!("credentials stay as they were: {error}"),
         }
     }
+}
+
+/// Waits until core is `told` to stop, and then until those who ask `/readyz` have seen that it will. A second signal ends
+/// that.
+async fn drained(
+    told: impl Future<Output = anyhow::Result<()>>,
+    state: &AppState,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    told.await?;
+    state.leave();
+    if !patience.is_zero() {
+        tracing::info!("not ready any more; going on for {} s", patience.as_secs());
+        tokio::select! {
+            () = sleep(patience) => {}
+            told = told_to_stop() => told?,
+        }
+    }
+    Ok(())
 }
 
 async fn told_to_stop() -> anyhow::Result<()> {

@@ -9,14 +9,18 @@ use claimgate_shared::{Code, Problem};
 
 use crate::auth::{Authenticator, PublicKey};
 
+/// The most cores; a balancer can stand for more.
+const CORES_MAX: usize = 8;
+/// The first core's service binding; the others' are `CORE_2`, `CORE_3` and so on.
+const CORE_BINDING: &str = "CORE";
 const RATE_PERIOD_S: u32 = 10;
 const RATE_PERIOD_S_MAX: u32 = 3_600;
 
 /// The Worker's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `CORE_URL`: the origin of core's internal API, without a trailing slash. With a service binding the host is unused.
-    pub core_url: String,
+    /// `CORE_URL`, or `CORES` and the service bindings: where the cores are, at least one.
+    pub cores: Vec<CoreAddress>,
     /// `EDGE_KEY`: signs requests to core.
     pub edge_key: NamedKey,
     /// `USER_JWT_ALG`, `USER_JWT_KEY`, `USER_JWT_ISS`, `USER_JWT_AUD`: how user tokens are verified.
@@ -29,6 +33,15 @@ pub struct Config {
     pub client_address: ClientAddress,
     /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: the rate limiters' period, and what happens when they fail.
     pub rate_limit: RateConfig,
+}
+
+/// Where a core is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoreAddress {
+    /// The origin of its internal API, without a trailing slash. Through a binding the host is unused.
+    pub origin: String,
+    /// The service binding that leads to it; over the network where there is none.
+    pub binding: Option<String>,
 }
 
 /// The source of the client's address.
@@ -77,14 +90,21 @@ impl ConfigError {
 }
 
 impl Config {
-    /// Reads every setting through `variable`, which returns `None` for those that are unset. With `core_is_bound` a service
-    /// binding leads to core, and `CORE_URL` is not read.
+    /// Reads every setting through `variable`, which returns `None` for those that are unset. `is_bound` tells whether there is
+    /// a service binding of a name: where one leads to core, `CORE_URL` is not read.
     ///
     /// # Errors
     /// Names the first variable that is missing or wrong; never contains a secret's value.
-    pub fn read(variable: impl Fn(&str) -> Option<String>, core_is_bound: bool) -> Result<Self, ConfigError> {
+    pub fn read(
+        variable: impl Fn(&str) -> Option<String>,
+        is_bound: impl Fn(&str) -> bool,
+    ) -> Result<Self, ConfigError> {
         Ok(Self {
-            core_url: if core_is_bound { CORE_BOUND.to_owned() } else { core_url(&variable)? },
+            cores: if is_bound(CORE_BINDING) {
+                bound_cores(&variable, is_bound)?
+            } else {
+                core_urls(&variable)?
+            },
             edge_key: secret(&variable, "EDGE_KEY")?,
             authenticator: authenticator(&variable)?,
             demo: demo(&variable)?,
@@ -97,9 +117,6 @@ impl Config {
         })
     }
 }
-
-/// A request through a binding needs a URL too, whose host is unused.
-const CORE_BOUND: &str = "http://core";
 
 fn authenticator(variable: impl Fn(&str) -> Option<String>) -> Result<Authenticator, ConfigError> {
     const ALGORITHM: &str = "USER_JWT_ALG";
@@ -142,19 +159,51 @@ fn demo(variable: impl Fn(&str) -> Option<String>) -> Result<bool, ConfigError> 
     }
 }
 
-fn core_url(variable: impl Fn(&str) -> Option<String>) -> Result<String, ConfigError> {
+fn core_urls(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<CoreAddress>, ConfigError> {
     const NAME: &str = "CORE_URL";
-    let text = variable(NAME).ok_or_else(|| ConfigError::new(NAME, "is not set"))?;
-    let url = text.strip_suffix('/').unwrap_or(&text);
-    // The signature covers core's own paths, so no path can be put before them.
-    if is_origin(url) {
-        Ok(url.to_owned())
-    } else {
-        Err(ConfigError::new(
-            NAME,
-            "must be http(s)://host[:port] without a path, such as http://127.0.0.1:8080",
-        ))
+    let list = variable(NAME).ok_or_else(|| ConfigError::new(NAME, "is not set"))?;
+    let mut cores: Vec<CoreAddress> = Vec::new();
+    for text in list.split(',').map(str::trim) {
+        let origin = text.strip_suffix('/').unwrap_or(text);
+        // The signature covers core's own paths, so no path can be put before them.
+        if !is_origin(origin) {
+            let form = "must be http(s)://host[:port] without a path, such as http://127.0.0.1:8080, or several of these with \
+                        commas between them";
+            return Err(ConfigError::new(NAME, form));
+        }
+        if cores.iter().any(|core| core.origin == origin) {
+            return Err(ConfigError::new(NAME, format!("names {origin} twice")));
+        }
+        cores.push(CoreAddress { origin: origin.to_owned(), binding: None });
     }
+    if cores.len() > CORES_MAX {
+        return Err(ConfigError::new(NAME, format!("must be {CORES_MAX} cores at most")));
+    }
+    Ok(cores)
+}
+
+fn bound_cores(
+    variable: impl Fn(&str) -> Option<String>,
+    is_bound: impl Fn(&str) -> bool,
+) -> Result<Vec<CoreAddress>, ConfigError> {
+    const NAME: &str = "CORES";
+    let count = match variable(NAME).as_deref() {
+        None | Some("") => 1,
+        Some(text) => text
+            .parse()
+            .ok()
+            .filter(|count| (1..=CORES_MAX).contains(count))
+            .ok_or_else(|| ConfigError::new(NAME, format!("must be 1 to {CORES_MAX}")))?,
+    };
+    let address = |number| {
+        let binding = if number == 1 { CORE_BINDING.to_owned() } else { format!("{CORE_BINDING}_{number}") };
+        if !is_bound(&binding) {
+            return Err(ConfigError::new(NAME, format!("is {count}, but there is no binding {binding}")));
+        }
+        // A request through a binding needs a URL too.
+        Ok(CoreAddress { origin: format!("http://core-{number}"), binding: Some(binding) })
+    };
+    (1..=count).map(address).collect()
 }
 
 fn cors_origins(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<String>, ConfigError> {
@@ -230,13 +279,18 @@ mod tests {
                 _ => None,
             },
         };
-        Config::read(set, false).map_err(|error| error.to_string())
+        Config::read(set, |_| false).map_err(|error| error.to_string())
+    }
+
+    /// The cores' origins and bindings.
+    fn cores(config: &Config) -> Vec<(&str, Option<&str>)> {
+        config.cores.iter().map(|core| (core.origin.as_str(), core.binding.as_deref())).collect()
     }
 
     #[test]
     fn what_is_left_out_has_its_default() {
         let config = read(&[]).unwrap();
-        assert_eq!(config.core_url, "http://127.0.0.1:8080");
+        assert_eq!(cores(&config), [("http://127.0.0.1:8080", None)]);
         let Authenticator::Secret(UserTokens { rules, .. }) = config.authenticator else {
             panic!("{:?}", config.authenticator);
         };
@@ -248,14 +302,31 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_needs_no_url() {
-        let variable = |name: &str| match name {
-            "EDGE_KEY" => Some(format!("k1:{KEY}")),
-            "USER_JWT_KEY" => Some(KEY.to_owned()),
-            _ => None,
+    fn several_cores_are_listed_with_commas() {
+        let config = read(&[("CORE_URL", "http://a:1, https://b/ ,http://[::1]:8080")]).unwrap();
+        let expected = [("http://a:1", None), ("https://b", None), ("http://[::1]:8080", None)];
+        assert_eq!(cores(&config), expected);
+    }
+
+    #[test]
+    fn bindings_need_no_url_and_are_as_many_as_are_said_to_be() {
+        let bound = |count: Option<&str>| {
+            let variable = |name: &str| match name {
+                "EDGE_KEY" => Some(format!("k1:{KEY}")),
+                "USER_JWT_KEY" => Some(KEY.to_owned()),
+                "CORES" => count.map(str::to_owned),
+                _ => None,
+            };
+            let config = Config::read(variable, |name| ["CORE", "CORE_2", "CORE_3"].contains(&name));
+            config.map_err(|error| error.to_string())
         };
-        assert_eq!(Config::read(variable, true).unwrap().core_url, CORE_BOUND);
-        assert!(Config::read(variable, false).is_err());
+        assert_eq!(cores(&bound(None).unwrap()), [("http://core-1", Some("CORE"))]);
+        let expected = [("http://core-1", Some("CORE")), ("http://core-2", Some("CORE_2"))];
+        assert_eq!(cores(&bound(Some("2")).unwrap()), expected);
+        assert_eq!(bound(Some("4")).unwrap_err(), "CORES is 4, but there is no binding CORE_4");
+        for wrong in ["0", "9", "two"] {
+            assert_eq!(bound(Some(wrong)).unwrap_err(), "CORES must be 1 to 8");
+        }
     }
 
     #[test]
@@ -280,6 +351,12 @@ mod tests {
             ("CORE_URL", "core:8080"),
             ("CORE_URL", "https://core.example/base"),
             ("CORE_URL", "https://"),
+            ("CORE_URL", ""),
+            ("CORE_URL", "http://a,"),
+            ("CORE_URL", "http://a,,http://b"),
+            ("CORE_URL", "http://a http://b"),
+            ("CORE_URL", "http://a,http://a/"),
+            ("CORE_URL", "http://1,http://2,http://3,http://4,http://5,http://6,http://7,http://8,http://9"),
             ("EDGE_KEY", "unset"),
             ("EDGE_KEY", KEY),
             ("EDGE_KEY", "k1:c2hvcnQ"),

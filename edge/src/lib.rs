@@ -1,7 +1,7 @@
 //! claimgate's edge: a Cloudflare Worker between browsers and core.
 //!
 //! It refuses what core would certainly refuse, signs and forwards the rest, and never grants by itself. `router`,
-//! `admission`, `circuit_breaker` and the campaign cache's `store` and `snapshot` decide, and are tested natively;
+//! `admission`, `circuit_breaker`, `rotation` and the campaign cache's `store` and `snapshot` decide, and are tested natively;
 //! `handlers`, `core_client` and `rate_limit` talk to the runtime.
 
 pub mod admission;
@@ -29,7 +29,6 @@ use worker::js_sys::Reflect;
 use worker::{Context, Env, Fetcher, worker_sys};
 
 use crate::config::{Config, ConfigError};
-use crate::core_client::CoreClient;
 use crate::cors::Cors;
 use crate::handlers::Handler;
 use crate::request::Request;
@@ -131,7 +130,7 @@ async fn route(
 fn config(env: &Env) -> Result<Rc<Config>, Problem> {
     // Not `env.var()`, which traps on null: that is a variable whose name workerd knows and whose value is unset.
     let variable = |name: &str| Reflect::get(env, &name.into()).ok()?.as_string();
-    let read = || Config::read(variable, env.service(CoreClient::BINDING).is_ok()).map(Rc::new);
+    let read = || Config::read(variable, |name| env.service(name).is_ok()).map(Rc::new);
     CONFIG.with(|config| config.get_or_init(read).clone()).map_err(|error| {
         worker::console_error!("configuration: {error}");
         Problem::new(Code::Unavailable, "the edge is not configured")

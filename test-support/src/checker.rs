@@ -150,25 +150,7 @@ impl Checker {
         let request = client.request(Method::POST, url).bearer_auth(API_TOKEN).json(&body);
         let reply = client.send(request).await;
         self.asked.fetch_add(1, Ordering::Relaxed);
-        let seen = match &reply {
-            Err(_) => Seen::Unknown,
-            Ok(reply) => match reply.status {
-                200 | 201 => {
-                    let body = reply.json();
-                    Seen::Claimed {
-                        id: body["claim"]["id"].as_str().expect("an id").to_owned(),
-                        sequence: body["claim"]["sequence"].as_u64().expect("a sequence"),
-                        replayed: reply.status == 200,
-                        remaining: body["remaining"].as_u64(),
-                    }
-                }
-                503 => Seen::Unknown,
-                403 | 409 | 422 => {
-                    Seen::Denied { code: reply.code(), remaining: reply.json()["remaining"].as_u64() }
-                }
-                other => panic!("{other} for {wish:?}: {}", reply.text()),
-            },
-        };
+        let seen = reply.ok().and_then(|reply| Seen::of(&reply)).unwrap_or(Seen::Unknown);
         self.keep(wish, seen.clone());
         seen
     }

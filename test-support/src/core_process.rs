@@ -23,6 +23,10 @@ pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
 pub struct CoreOptions {
     environment: Vec<(String, String)>,
     flags: Vec<&'static str>,
+    /// `None`: the one that is tested.
+    program: Option<PathBuf>,
+    /// `None`: a free address.
+    listen: Option<SocketAddr>,
 }
 
 impl CoreOptions {
@@ -37,6 +41,20 @@ impl CoreOptions {
     #[must_use]
     pub fn with_flag(mut self, flag: &'static str) -> Self {
         self.flags.push(flag);
+        self
+    }
+
+    /// Another `claimgate` than the one that is tested.
+    #[must_use]
+    pub fn program(mut self, program: PathBuf) -> Self {
+        self.program = Some(program);
+        self
+    }
+
+    /// With the internal API at `listen`, after a restart too.
+    #[must_use]
+    pub fn listen_at(mut self, listen: SocketAddr) -> Self {
+        self.listen = Some(listen);
         self
     }
 
@@ -79,8 +97,8 @@ impl Core {
     }
 
     fn launch_in(directory: Arc<TempDir>, options: CoreOptions) -> Self {
-        let (listen, admin) = (free_address(), free_address());
-        let mut command = command(&binary::claimgate());
+        let (listen, admin) = (options.listen.unwrap_or_else(free_address), free_address());
+        let mut command = command(&options.program.clone().unwrap_or_else(binary::claimgate));
         command
             .arg("serve")
             .args(&options.flags)
@@ -116,10 +134,18 @@ impl Core {
         self.process.kill();
     }
 
-    /// Another core on the same data directory, with the same options, on addresses of its own; not yet ready.
+    /// Another core on the same data directory, with the same options, on addresses of its own unless the options name
+    /// them; not yet ready.
     #[must_use]
     pub fn launch_again(&self) -> Self {
         Self::launch_in(Arc::clone(&self.directory), self.options.clone())
+    }
+
+    /// The same of the program that is tested, whatever ran before.
+    #[must_use]
+    pub fn launch_tested(&self) -> Self {
+        let options = CoreOptions { program: None, ..self.options.clone() };
+        Self::launch_in(Arc::clone(&self.directory), options)
     }
 
     /// Another core on the same data directory, ready: for after [`Core::kill`] or [`Core::stop`].

@@ -205,16 +205,20 @@ fn wrangler(edge: &EdgeFiles, environment: &str, variables: &[(&str, &str)]) -> 
     command
 }
 
-/// Core's URL is the address of an external service here, which no other address can be reached through.
+/// The cores of `CORE_URL` are external services here, which no other address can be reached through.
 fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
-    let core = variables.iter().rev().find(|(name, _)| *name == "CORE_URL").map(|(_, url)| *url);
-    let core = core.and_then(|url| url.strip_prefix("http://")).expect("CORE_URL of http");
+    let cores = variables.iter().rev().find(|(name, _)| *name == "CORE_URL").expect("CORE_URL").1.split(',');
     let mut command = Command::new(tool("workerd"));
     command
         .args(["serve", "edge/workerd.capnp"])
         .args(["--socket-addr", &format!("http={}", edge.listen)])
-        .args(["--external-addr", &format!("core={core}")])
+        .env("CORES", cores.clone().count().to_string())
         .envs(variables.iter().copied());
+    for (number, core) in (1..).zip(cores) {
+        let service = if number == 1 { "core".to_owned() } else { format!("core-{number}") };
+        let address = core.strip_prefix("http://").expect("CORE_URL of http");
+        command.args(["--external-addr", &format!("{service}={address}")]);
+    }
     command
 }
 
@@ -345,17 +349,12 @@ impl World {
 
     /// A token for `user`, good for ten minutes.
     pub fn token(&self, user: &str) -> String {
-        self.token_of(&json!({"alg": "HS256", "typ": "JWT"}), &payload(user))
+        token(&self.core.data_file("user-jwt.key"), user)
     }
 
     /// A token that says anything, signed with HS256 and the right key.
     pub fn token_of(&self, header: &Value, payload: &Value) -> String {
-        let key = URL_SAFE_NO_PAD.decode(self.core.data_file("user-jwt.key")).expect("base64url");
-        let part = |json: &Value| URL_SAFE_NO_PAD.encode(json.to_string());
-        let signed = format!("{}.{}", part(header), part(payload));
-        let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("HMAC takes any key");
-        mac.update(signed.as_bytes());
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
+        signed(&self.core.data_file("user-jwt.key"), header, payload)
     }
 
     /// What the edge sent to core for the request that `reply` answers.
@@ -367,4 +366,18 @@ impl World {
 /// What a good token says.
 pub fn payload(user: &str) -> Value {
     json!({"iss": "claimgate", "aud": "claimgate", "sub": user, "exp": times::now_ms() / 1000 + 600})
+}
+
+/// A token for `user` by the edge's `USER_JWT_KEY`, good for ten minutes.
+pub fn token(user_jwt_key: &str, user: &str) -> String {
+    signed(user_jwt_key, &json!({"alg": "HS256", "typ": "JWT"}), &payload(user))
+}
+
+fn signed(user_jwt_key: &str, header: &Value, payload: &Value) -> String {
+    let key = URL_SAFE_NO_PAD.decode(user_jwt_key).expect("base64url");
+    let part = |json: &Value| URL_SAFE_NO_PAD.encode(json.to_string());
+    let text = format!("{}.{}", part(header), part(payload));
+    let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("HMAC takes any key");
+    mac.update(text.as_bytes());
+    format!("{text}.{}", URL_SAFE_NO_PAD.encode(mac.finalize().into_bytes()))
 }

@@ -26,6 +26,7 @@ pub mod fault_proxy;
 pub mod inspect;
 pub mod lossy_proxy;
 pub mod network;
+pub mod pair;
 pub mod postgres;
 pub mod process;
 pub mod raw;

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
-use crate::Core;
 use crate::process::{Signal, signal_pid};
 use crate::wait::{SOON, eventually, holds};
+use crate::{Core, Reply};
 
 /// One claim to be made.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +49,28 @@ pub enum Seen {
     Unknown,
 }
 
+impl Seen {
+    /// What a claim's answer says; `None` for 503.
+    pub fn of(reply: &Reply) -> Option<Self> {
+        match reply.status {
+            200 | 201 => {
+                let body = reply.json();
+                Some(Self::Claimed {
+                    id: body["claim"]["id"].as_str().expect("an id").to_owned(),
+                    sequence: body["claim"]["sequence"].as_u64().expect("a sequence"),
+                    replayed: reply.status == 200,
+                    remaining: body["remaining"].as_u64(),
+                })
+            }
+            403 | 409 | 422 => {
+                Some(Self::Denied { code: reply.code(), remaining: reply.json()["remaining"].as_u64() })
+            }
+            503 => None,
+            other => panic!("{other}: {}", reply.text()),
+        }
+    }
+}
+
 /// `users` users, each with `each` keys, one unit a claim; the users' first keys come first.
 pub fn wishes(users: usize, each: usize) -> Vec<Wish> {
     let one = |each: usize, user: usize| Wish { user: format!("u{user}"), key: format!("k{each}"), units: 1 };
@@ -78,20 +100,7 @@ pub async fn ask(core: &Core, campaign: &str, wish: &Wish) -> Seen {
     let Ok(reply) = core.try_claim(campaign, &wish.user, &wish.key, wish.units).await else {
         return Seen::Unknown;
     };
-    match reply.status {
-        200 | 201 => {
-            let body = reply.json();
-            Seen::Claimed {
-                id: body["claim"]["id"].as_str().expect("an id").to_owned(),
-                sequence: body["claim"]["sequence"].as_u64().expect("a sequence"),
-                replayed: reply.status == 200,
-                remaining: body["remaining"].as_u64(),
-            }
-        }
-        503 => Seen::Unknown,
-        403 | 409 | 422 => Seen::Denied { code: reply.code(), remaining: reply.json()["remaining"].as_u64() },
-        other => panic!("{other} for {wish:?}: {}", reply.text()),
-    }
+    Seen::of(&reply).unwrap_or(Seen::Unknown)
 }
 
 /// `kill -9` of `pid` as soon as `count` claims were acknowledged. On a thread of its own: the test's own tasks are

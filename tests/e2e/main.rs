@@ -34,6 +34,7 @@ mod wrangler {
 
     mod edge;
     mod edge_core;
+    mod edge_cores;
     mod edge_crowd;
     mod edge_future;
     mod edge_input;
@@ -47,6 +48,7 @@ mod workerd {
 
     mod edge;
     mod edge_core;
+    mod edge_cores;
     mod edge_crowd;
     mod edge_future;
     mod edge_input;

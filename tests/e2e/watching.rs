@@ -5,8 +5,9 @@ use std::path::Path;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::process::Signal;
 use support::wait::holds;
-use support::{Core, SOON, eventually};
+use support::{Core, CoreOptions, SOON, eventually};
 
 const CAMPAIGNS: &str = "/admin/v1/campaigns";
 
@@ -84,10 +85,38 @@ async fn the_description_names_every_call() {
 #[tokio::test]
 async fn both_listeners_tell_how_core_is() {
     let core = Core::start().await;
+    let redis = core.data_dir().canonicalize().unwrap().join("redis.sock");
+    let ready = json!({"redis": "up", "sql": "up", "redis_nodes": [{"address": redis, "state": "up"}]});
     for base in [core.url(""), core.admin_url("")] {
-        for path in ["/livez", "/readyz"] {
-            let reply = core.client().call(Method::GET, &format!("{base}{path}"), "", &Value::Null).await;
-            assert_eq!(reply.status, 200, "{base}{path}");
-        }
+        let alive = core.client().call(Method::GET, &format!("{base}/livez"), "", &Value::Null).await;
+        assert_eq!(alive.status, 200, "{base}");
+        eventually(SOON, || async {
+            let reply = core.client().call(Method::GET, &format!("{base}/readyz"), "", &Value::Null).await;
+            // SQL has its turn a little later than Redis.
+            holds(reply.status == 200 && reply.json() == ready, || reply.text())
+        })
+        .await;
     }
+}
+
+#[tokio::test]
+async fn a_core_that_is_told_to_stop_is_not_ready_and_goes_on_until_it_is_drained() {
+    let mut core = CoreOptions::default().with("CLAIMGATE_DRAIN_S", "300").start().await;
+    core.create("demo", json!({"total": 5})).await;
+    let stays = core.claim("demo", "before", "k").await.expect(201);
+    assert_eq!(stays.header("connection"), "");
+    core.process().signal(Signal::TERM);
+    for url in [core.url("/readyz"), core.admin_url("/readyz")] {
+        eventually(SOON, || async {
+            let reply = core.client().call(Method::GET, &url, "", &Value::Null).await;
+            holds(reply.status == 503 && reply.code() == "unavailable", || reply.text())
+        })
+        .await;
+    }
+    let goes = core.claim("demo", "during", "k").await.expect(201);
+    assert_eq!(goes.header("connection"), "close", "the next one must not meet the end of this connection");
+    let view = core.get("/internal/v1/campaigns/demo").await.expect(200);
+    assert_eq!(view.header("connection"), "close");
+    // Asked once more it waits no longer.
+    core.stop().await;
 }

@@ -86,3 +86,26 @@ async fn an_older_database_keeps_its_claims_postgres() {
     };
     keeps_its_claims(row, &postgres.database("older").await).await;
 }
+
+/// What a later version has changed is not known to this one: it must not begin to write there.
+async fn is_left_alone(url: &str) {
+    SqlStore::open(url).await.expect("a new database").close().await;
+    let pool = AnyPool::connect(url).await.expect("the database");
+    let later = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+                 SELECT 9999, 'later', success, checksum, 0 FROM _sqlx_migrations WHERE version = 1";
+    sqlx::query(later).execute(&pool).await.expect("a later migration");
+    pool.close().await;
+    let error = SqlStore::open(url).await.expect_err("a later version's database").to_string();
+    assert!(error.contains("a later version") && error.contains("9999"), "{error}");
+}
+
+#[tokio::test]
+async fn a_database_of_a_later_version_is_refused_by_name() {
+    let row = Row::begin("a database of a later version");
+    let directory = tempfile::tempdir().unwrap();
+    is_left_alone(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await;
+    if let Ok(postgres) = Postgres::start().await {
+        is_left_alone(&postgres.database("later").await).await;
+    }
+    row.passed(1, "refused by name");
+}

@@ -106,11 +106,13 @@ fn run_core(runtime: &tokio::runtime::Runtime, args: &ServeArgs) -> ExitCode {
     }
 }
 
-/// Two cores that do not belong together and an address of no primary are a wrong configuration; what else ends a core may
-/// be gone at the next try.
+/// Two cores that do not belong together, a Redis with keys of another layout and an address of no primary are a wrong
+/// configuration; what else ends a core may be gone at the next try.
 fn status_of(error: &anyhow::Error) -> u8 {
     match error.downcast_ref() {
-        Some(ServingError::AnotherRedis | ServingError::NoPrimary(..)) => USAGE,
+        Some(ServingError::AnotherRedis | ServingError::AnotherLayout(_) | ServingError::NoPrimary(..)) => {
+            USAGE
+        }
         _ => UNAVAILABLE,
     }
 }

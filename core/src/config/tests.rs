@@ -23,6 +23,7 @@ fn without_a_flag_the_defaults_hold() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
     assert_eq!((config.outbox_max, config.batch_max), (OUTBOX_MAX_DEFAULT, BATCH_MAX));
     assert_eq!(config.archive_after, ARCHIVE_AFTER_DEFAULT);
+    assert!(config.drain.is_zero());
     assert!(config.redis_address.is_none() && config.database_url.starts_with("sqlite:"));
 }
 
@@ -37,6 +38,8 @@ fn a_wrong_value_is_named_with_its_variable_and_what_it_must_be() {
         (["--redis-replicas", "-1"], "CLAIMGATE_REDIS_REPLICAS", "whole number"),
         (["--redis-maxmemory-mib", "-1"], "CLAIMGATE_REDIS_MAXMEMORY_MIB", "whole number"),
         (["--archive-after-s", "1.5"], "CLAIMGATE_ARCHIVE_AFTER_S", "whole number"),
+        (["--drain-s", "301"], "CLAIMGATE_DRAIN_S", "0 to 300"),
+        (["--drain-s", "-1"], "CLAIMGATE_DRAIN_S", "0 to 300"),
         (["--redis-url", "http://redis"], "CLAIMGATE_REDIS_URL", "redis://"),
         (["--redis-url", "redis-sentinel://a"], "CLAIMGATE_REDIS_URL", "redis+sentinel://"),
         (["--database-url", "mysql://db"], "CLAIMGATE_DATABASE_URL", "postgres://"),

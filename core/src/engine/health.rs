@@ -1,16 +1,42 @@
 //! Whether both stores answer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
 
 use crate::metrics;
+use crate::store::redis::NodeState;
 
 /// Whether Redis and SQL answered when last asked; both are down until they have been.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// Redis' health.
+    /// Redis' health: up while any of its primaries is.
     pub redis: StoreHealth,
     /// SQL's health.
     pub sql: StoreHealth,
+    redis_nodes: RwLock<Vec<NodeState>>,
+}
+
+impl Health {
+    /// Redis' primaries as they were when one last answered.
+    pub fn redis_nodes(&self) -> Vec<NodeState> {
+        self.redis_nodes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records which primaries of Redis answered, or why none did; a change is logged.
+    pub fn record_redis(&self, answer: Result<Vec<NodeState>, String>) {
+        self.redis.record("redis", answer.as_ref().map(drop).map_err(Clone::clone));
+        let Ok(nodes) = answer else { return };
+        let mut known = self.redis_nodes.write().unwrap_or_else(PoisonError::into_inner);
+        for node in &nodes {
+            let was_up = known.iter().find(|other| other.address == node.address).map(|other| other.is_up);
+            match (was_up, node.is_up) {
+                (None | Some(true), false) => tracing::error!(node = node.address, "a node does not answer"),
+                (Some(false), true) => tracing::info!(node = node.address, "the node answers again"),
+                _ => {}
+            }
+        }
+        *known = nodes;
+    }
 }
 
 /// Whether one store answered when last asked.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::store::redis::primary::NoPrimary;
+use crate::store::redis::scripts::LAYOUT;
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{ServedBy, SqlError, SqlStore};
 
@@ -29,6 +30,12 @@ pub enum ServingError {
          that core is gone for good, wait 30 s or start with --take-over"
     )]
     AnotherRedis,
+    /// The keys in Redis have this layout, which is not that of this version.
+    #[error(
+        "CLAIMGATE_REDIS_URL: the keys there have layout {0}, and this version of claimgate has layout {LAYOUT}: start the \
+         version that serves with that Redis"
+    )]
+    AnotherLayout(String),
     /// The address of Redis leads to no primary; and the address to give.
     #[error("CLAIMGATE_REDIS_URL: {0}; {1}")]
     NoPrimary(NoPrimary, &'static str),
@@ -53,8 +60,13 @@ impl Serving {
     /// which the caller states that no core serves with the other one; else once no core has served with it for 30 s.
     ///
     /// # Errors
-    /// [`ServingError::AnotherRedis`] when a core still serves with another Redis.
+    /// [`ServingError::AnotherRedis`] when a core still serves with another Redis, [`ServingError::AnotherLayout`] when a version
+    /// with another layout has served with this one.
     pub async fn claim(redis: Arc<RedisStore>, sql: SqlStore, take_over: bool) -> Result<Self, ServingError> {
+        let layout = redis.layout().await?;
+        if layout != LAYOUT.to_string() {
+            return Err(ServingError::AnotherLayout(layout));
+        }
         let store_id = redis.store_id().await?;
         let listening = Instant::now();
         let mut first: Option<ServedBy> = None;

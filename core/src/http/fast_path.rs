@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::header::CONTENT_LENGTH;
+use axum::http::header::{CONNECTION, CONTENT_LENGTH};
 use axum::http::{HeaderValue, Method, Request, Response};
 use http_body_util::{Either, Full};
 use hyper::body::Body as _;
@@ -35,8 +35,20 @@ impl InternalRoutes {
         Self { permits: Arc::clone(state.permits()), router, state }
     }
 
-    /// Answers a request.
+    /// Answers a request. While core is about to stop, the client is told to send its next one on another connection: one that
+    /// met the end of this one would be lost.
     pub async fn answer<B>(&self, request: Request<B>) -> Response<Either<Full<Bytes>, Body>>
+    where
+        B: RequestBody + Send + 'static,
+    {
+        let mut response = self.route(request).await;
+        if self.state.is_leaving() {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    async fn route<B>(&self, request: Request<B>) -> Response<Either<Full<Bytes>, Body>>
     where
         B: RequestBody + Send + 'static,
     {

@@ -8,8 +8,11 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::get;
+use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{Code, Problem};
+use serde::Serialize;
 use tokio::sync::Semaphore;
+use utoipa::ToSchema;
 
 use super::error::{ApiError, ApiResult};
 use super::extract::json;
@@ -48,16 +51,50 @@ async fn metrics(State(state): State<AppState>) -> impl axum::response::IntoResp
     ([(CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
 }
 
-/// Ready while Redis answers; SQL may be away for a while, since the outbox keeps what it has yet to hear.
-async fn ready(State(state): State<AppState>) -> ApiResult {
+/// How core is.
+#[derive(Debug, Serialize, ToSchema)]
+struct Readiness {
+    /// `up` while any primary of Redis answers.
+    redis: &'static str,
+    /// `up` or `down`.
+    sql: &'static str,
+    /// Each primary of Redis.
+    redis_nodes: Vec<RedisNode>,
+}
+
+/// A primary of Redis.
+#[derive(Debug, Serialize, ToSchema)]
+struct RedisNode {
+    /// Its host and port, or the path of its socket.
+    address: String,
+    /// `up`, or `down`: claims on its campaigns get 503.
+    state: &'static str,
+}
+
+/// Tells whether core is to be sent calls: while any primary of Redis answers.
+#[utoipa::path(
+    get, path = "/readyz", tag = "health",
+    responses(
+        (status = 200, description = "Ready", body = Readiness),
+        (status = 503, description = "It starts or stops, or no Redis answers", body = ProblemFields),
+    ),
+)]
+pub(super) async fn ready(State(state): State<AppState>) -> ApiResult {
     let health = state.health();
+    let not_ready = |why| Err(ApiError::from(Problem::new(Code::Unavailable, why)));
     if !state.is_serving() {
-        let why = "core is starting: Redis does not answer yet, or another one serves its database";
-        return Err(ApiError::from(Problem::new(Code::Unavailable, why)));
+        return not_ready("core is starting: Redis does not answer yet, or another one serves its database");
+    }
+    if state.is_leaving() {
+        return not_ready("core is about to stop; it answers what comes in until then");
     }
     if !health.redis.is_up() {
-        return Err(ApiError::from(Problem::new(Code::Unavailable, "Redis does not answer")));
+        return not_ready("Redis does not answer");
     }
-    let sql = if health.sql.is_up() { "up" } else { "down" };
-    json(StatusCode::OK, &serde_json::json!({"redis": "up", "sql": sql}))
+    // SQL may be away for a while: the outbox keeps what it has yet to hear.
+    let told = |is_up| if is_up { "up" } else { "down" };
+    let redis_nodes = health.redis_nodes().into_iter();
+    let redis_nodes =
+        redis_nodes.map(|node| RedisNode { address: node.address, state: told(node.is_up) }).collect();
+    json(StatusCode::OK, &Readiness { redis: "up", sql: told(health.sql.is_up()), redis_nodes })
 }

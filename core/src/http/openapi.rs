@@ -13,7 +13,9 @@ use super::routes::{admin_routes, internal_routes};
     tags(
         (name = "internal", description = "For the edge (signed) and back ends (API token)"),
         (name = "admin", description = "For admins (admin token), on a listener of its own"),
-    )
+        (name = "health", description = "For supervisors and balancers (no token), on both listeners"),
+    ),
+    paths(super::listeners::ready)
 )]
 struct Document;
 

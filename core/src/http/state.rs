@@ -30,6 +30,8 @@ struct Shared {
     /// A permit for each request that the internal listener may have in progress.
     permits: Arc<Semaphore>,
     serving: AtomicBool,
+    /// Whether core was told to stop: it goes on for a while, so that its callers can turn to another one.
+    leaving: AtomicBool,
 }
 
 impl AppState {
@@ -41,8 +43,14 @@ impl AppState {
         metrics: PrometheusHandle,
         concurrency_max: usize,
     ) -> Self {
-        let (permits, serving) = (Arc::new(Semaphore::new(concurrency_max)), AtomicBool::new(false));
-        let shared = Arc::new(Shared { authenticator, metrics, concurrency_max, permits, serving });
+        let shared = Arc::new(Shared {
+            authenticator,
+            metrics,
+            concurrency_max,
+            permits: Arc::new(Semaphore::new(concurrency_max)),
+            serving: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+        });
         Self(Arc::new(Parts { engine, shared }))
     }
 
@@ -87,5 +95,15 @@ impl AppState {
     /// Whether requests are let in.
     pub fn is_serving(&self) -> bool {
         self.0.shared.serving.load(Ordering::Acquire)
+    }
+
+    /// Takes core out of the balancers' and its clients' lists, while it still answers all that comes in.
+    pub fn leave(&self) {
+        self.0.shared.leaving.store(true, Ordering::Release);
+    }
+
+    /// Whether core is about to stop.
+    pub fn is_leaving(&self) -> bool {
+        self.0.shared.leaving.load(Ordering::Acquire)
     }
 }

@@ -184,7 +184,7 @@ async fn watch_redis(engine: &Engine, metrics: &PrometheusHandle) {
             Ok(answer) => answer.map_err(|error| error.to_string()),
             Err(_) => Err(silent()),
         };
-        engine.health.redis.record("redis", answer);
+        engine.health.record_redis(answer);
     }
 }
 

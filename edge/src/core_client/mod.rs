@@ -1,114 +1,192 @@
-//! The only way to core: every request is built from parsed values, signed, bounded in time, and guarded by a circuit breaker.
+//! The only way to the cores: every request is built from parsed values, signed, bounded in time, and guarded by a circuit
+//! breaker for each core.
 
 pub mod circuit_breaker;
+pub mod rotation;
 
 use std::cell::{OnceCell, RefCell};
 use std::fmt;
+use std::rc::Rc;
 
 use claimgate_shared::http::{JSON, REPLAYED, REPLAYED_HEADER, REQUEST_ID_HEADER};
 use claimgate_shared::problem::{PROBLEM_JSON, object};
 use claimgate_shared::signature::{
     CLIENT_IP_HEADER, KEY_HEADER, SIGNATURE_HEADER, SignedParts, TIMESTAMP_HEADER, USER_HEADER,
 };
-use claimgate_shared::{Attempt, Code, Problem, Version};
+use claimgate_shared::{Attempt, Code, Problem, Timestamp, Version};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use wasm_bindgen::{JsCast as _, JsValue, intern};
 use web_sys::{AbortSignal, Headers, RequestInit, RequestRedirect, WorkerGlobalScope};
-use worker::Env;
 use worker::js_sys::futures::JsFuture;
 use worker::js_sys::{self, Math, Uint8Array};
+use worker::{Env, Fetcher};
 
-use self::circuit_breaker::{CallKind, CircuitBreaker, CircuitBreakers};
+use self::circuit_breaker::{CallKind, CircuitBreaker};
+use self::rotation::Rotation;
 use crate::clock::{self, age_ms};
-use crate::config::Config;
+use crate::config::{Config, CoreAddress};
 use crate::response::Response;
 
-/// The time limit of a call, its second attempt included.
+/// The time limit of a call, all its attempts included.
 const CALL_MS_MAX: i64 = 2_000;
-/// With less than this left, a second attempt could only add load.
+/// The time limit of an attempt after which another core can be asked: longer than a core that is alive takes for a claim.
+const ATTEMPT_MS_MAX: i64 = 1_600;
+/// With less than this left, a further attempt could only add load.
 const ATTEMPT_MS_MIN: i64 = 100;
+/// The fewest attempts, for an answer that was lost on the way.
+const ATTEMPTS_MIN: usize = 2;
 
 thread_local! {
-    static CIRCUIT_BREAKERS: RefCell<CircuitBreakers> = RefCell::default();
-    // An isolate's environment never changes.
-    static FETCHER: OnceCell<WorkerGlobalScope> = const { OnceCell::new() };
+    // An isolate's environment and configuration never change.
+    static CORES: OnceCell<Rc<Cores>> = const { OnceCell::new() };
 }
 
-/// Sends requests to core: through a service binding where there is one, else over the network.
+/// What an isolate has of the cores.
+#[derive(Debug)]
+struct Cores {
+    /// For each the binding, or the global scope: both have the same `fetch`.
+    fetchers: Vec<WorkerGlobalScope>,
+    rotation: RefCell<Rotation>,
+}
+
+impl Cores {
+    fn new(env: &Env, addresses: &[CoreAddress]) -> Self {
+        let fetcher = |core: &CoreAddress| {
+            let binding = core.binding.as_ref().and_then(|name| env.service(name).ok());
+            binding.map_or_else(|| js_sys::global().unchecked_into(), Fetcher::into_rpc)
+        };
+        let rotation = Rotation::new(addresses.len(), drawn(addresses.len()));
+        Self { fetchers: addresses.iter().map(fetcher).collect(), rotation: RefCell::new(rotation) }
+    }
+}
+
+/// One of `count`: isolates begin anywhere, so that the first core has no more to do than the others.
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)] // of a few cores
+fn drawn(count: usize) -> usize {
+    (Math::random() * count as f64) as usize
+}
+
+/// Sends requests to the cores: each through its service binding where there is one, else over the network.
 #[derive(Debug)]
 pub struct CoreClient<'a> {
     config: &'a Config,
-    /// The binding, or the global scope: both have the same `fetch`.
-    fetcher: WorkerGlobalScope,
+    cores: Rc<Cores>,
 }
 
 impl<'a> CoreClient<'a> {
-    /// The service binding's name.
-    pub const BINDING: &'static str = "CORE";
-
-    /// A client for the binding in `env`, or for `config.core_url` where there is none.
+    /// A client for the cores that `config` names, by the bindings in `env`.
     pub fn new(env: &Env, config: &'a Config) -> Self {
-        let look_up = || match env.service(Self::BINDING) {
-            Ok(binding) => binding.into_rpc(),
-            Err(_) => js_sys::global().unchecked_into(),
-        };
-        Self { config, fetcher: FETCHER.with(|fetcher| fetcher.get_or_init(look_up).clone()) }
+        let cores =
+            CORES.with(|cores| Rc::clone(cores.get_or_init(|| Rc::new(Cores::new(env, &config.cores)))));
+        Self { config, cores }
     }
 
-    /// Sends `request`, and once more when the response is lost, within 2 s in all. A problem that core answers is `Ok`.
+    /// Sends `request`, within 2 s in all, to one core after the other until one answers and can decide: with one core at
+    /// most twice. A problem that core answers is `Ok`.
+    ///
+    /// Asking again is safe: what one core has decided every other one knows by the same key. It is for a response lost on the
+    /// way, which may have been a grant, and for a core that is being restarted. A core that is merely slow is waited for:
+    /// asking twice would make it slower.
     ///
     /// # Errors
-    /// `unavailable` when there is no response in time, the circuit is open, or core refuses this edge. The caller has to
+    /// `unavailable` when there is no response in time, all circuits are open, or core refuses this edge. The caller has to
     /// treat the outcome as unknown: core may have decided.
     pub async fn send(&self, request: CoreRequest<'_>) -> Result<CoreResponse, Problem> {
         let began_at = clock::now()?;
-        // The second attempt is for a response lost on the way, which may have been a grant. A core that is merely slow is
-        // waited for: asking twice would make it slower.
-        for attempt in [request.attempt, Attempt::Unknown] {
+        let count = self.config.cores.len();
+        let (mut request, mut called, mut undecided) = (request, None, None);
+        for _ in 0..count.max(ATTEMPTS_MIN) {
             let now = clock::now()?;
             let left_ms = CALL_MS_MAX - age_ms(began_at, now).min(CALL_MS_MAX);
-            if left_ms < ATTEMPT_MS_MIN || !request.circuit_breaker(|circuit| circuit.allows(now)) {
+            if left_ms < ATTEMPT_MS_MIN {
                 break;
             }
-            match self.send_once(CoreRequest { attempt, ..request }, left_ms).await {
-                Ok(response) => {
-                    request.circuit_breaker(CircuitBreaker::record_success);
-                    return Ok(response);
+            let Some(core) = self.cores.rotation.borrow_mut().choose(request.kind, called, now) else {
+                break;
+            };
+            let limit_ms = if count > 1 { left_ms.min(ATTEMPT_MS_MAX) } else { left_ms };
+            match self.attempt(core, request, now, limit_ms).await? {
+                Attempted::Answered(response) if count > 1 && response.is_undecided() => {
+                    undecided = Some(response);
                 }
-                Err(Failure::Lost(why)) => {
-                    let ended_at = clock::now()?;
-                    request.circuit_breaker(|circuit| circuit.record_failure(now, ended_at, Math::random()));
-                    worker::console_warn!("{} no answer from core: {why}", request.request_id);
-                }
-                Err(Failure::EdgeRefused(code)) => {
-                    request.circuit_breaker(CircuitBreaker::record_success);
-                    worker::console_error!(
-                        "{} core answers {}: check EDGE_KEY, and both clocks",
-                        request.request_id,
-                        code.as_str()
-                    );
-                    break;
-                }
+                Attempted::Answered(response) => return Ok(response),
+                Attempted::Refused if count == 1 => break,
+                Attempted::Refused | Attempted::Lost => {}
             }
+            (called, request.attempt) = (Some(core), Attempt::Unknown);
         }
-        Err(Problem::new(
-            Code::Unavailable,
-            "no answer in time: the outcome is unknown, so retry with the same key",
-        ))
+        let no_answer = "no answer in time: the outcome is unknown, so retry with the same key";
+        undecided.ok_or_else(|| Problem::new(Code::Unavailable, no_answer))
     }
 
-    async fn send_once(&self, request: CoreRequest<'_>, limit_ms: i64) -> Result<CoreResponse, Failure> {
-        let request = request.raw(self.config, limit_ms).map_err(|error| lost(&error))?;
-        let response = self.fetch(&request).await.map_err(|error| lost(&error))?;
+    /// Sends `request` to `core` at `began_at`, once, and tells its circuit breaker how that went.
+    async fn attempt(
+        &self,
+        core: usize,
+        request: CoreRequest<'_>,
+        began_at: Timestamp,
+        limit_ms: i64,
+    ) -> Result<Attempted, Problem> {
+        let origin = &self.config.cores[core].origin;
+        match self.send_once(core, request, limit_ms).await {
+            Ok(response) => {
+                self.circuit_breaker(core, request.kind, CircuitBreaker::record_success);
+                Ok(Attempted::Answered(response))
+            }
+            Err(Failure::Lost(why)) => {
+                let ended_at = clock::now()?;
+                let failed =
+                    |circuit: &mut CircuitBreaker| circuit.record_failure(began_at, ended_at, Math::random());
+                self.circuit_breaker(core, request.kind, failed);
+                worker::console_warn!("{} no answer from core {origin}: {why}", request.request_id);
+                Ok(Attempted::Lost)
+            }
+            Err(Failure::EdgeRefused(code)) => {
+                self.circuit_breaker(core, request.kind, CircuitBreaker::record_success);
+                worker::console_error!(
+                    "{} core {origin} answers {}: check EDGE_KEY, and both clocks",
+                    request.request_id,
+                    code.as_str()
+                );
+                Ok(Attempted::Refused)
+            }
+        }
+    }
+
+    /// Applies `with` to the circuit breaker of `core` for calls of `kind`.
+    fn circuit_breaker(&self, core: usize, kind: CallKind, with: impl FnOnce(&mut CircuitBreaker)) {
+        with(self.cores.rotation.borrow_mut().circuit_breaker(core, kind));
+    }
+
+    async fn send_once(
+        &self,
+        core: usize,
+        request: CoreRequest<'_>,
+        limit_ms: i64,
+    ) -> Result<CoreResponse, Failure> {
+        let origin = &self.config.cores[core].origin;
+        let request = request.raw(self.config, origin, limit_ms).map_err(|error| lost(&error))?;
+        let response = self.fetch(core, &request).await.map_err(|error| lost(&error))?;
         let body = read_body(&response).await.map_err(|error| lost(&error))?;
         let header = |name: &str| response.headers().get(intern(name)).ok().flatten();
         CoreResponse::new(response.status(), body, header)
     }
 
-    async fn fetch(&self, request: &web_sys::Request) -> Result<web_sys::Response, JsValue> {
-        JsFuture::from(self.fetcher.fetch_with_request(request)).await?.dyn_into()
+    async fn fetch(&self, core: usize, request: &web_sys::Request) -> Result<web_sys::Response, JsValue> {
+        JsFuture::from(self.cores.fetchers[core].fetch_with_request(request)).await?.dyn_into()
     }
+}
+
+/// What came of one attempt.
+#[derive(Debug)]
+enum Attempted {
+    /// A response of core's.
+    Answered(CoreResponse),
+    /// None that is complete.
+    Lost,
+    /// Core refuses this edge.
+    Refused,
 }
 
 /// A request to core's internal API.
@@ -140,13 +218,8 @@ impl<'a> CoreRequest<'a> {
         Self { kind, path, body: None, user, client_ip, idempotency_key, attempt, request_id }
     }
 
-    /// Applies `with` to the circuit breaker of this kind of call.
-    fn circuit_breaker<T>(&self, with: impl FnOnce(&mut CircuitBreaker) -> T) -> T {
-        CIRCUIT_BREAKERS.with_borrow_mut(|circuits| with(circuits.of(self.kind)))
-    }
-
-    /// The runtime's request, aborted after `limit_ms`.
-    fn raw(&self, config: &Config, limit_ms: i64) -> Result<web_sys::Request, JsValue> {
+    /// The runtime's request to the core at `origin`, aborted after `limit_ms`.
+    fn raw(&self, config: &Config, origin: &str, limit_ms: i64) -> Result<web_sys::Request, JsValue> {
         let init = RequestInit::new();
         init.set_redirect(RequestRedirect::Manual);
         init.set_headers(self.headers(config)?.as_ref());
@@ -157,7 +230,7 @@ impl<'a> CoreRequest<'a> {
         // Bounds the reading of the response's body too.
         let limit = AbortSignal::timeout_with_u32(u32::try_from(limit_ms).unwrap_or_default());
         init.set_signal(Some(&limit));
-        let url = format!("{}{}", config.core_url, self.path);
+        let url = format!("{origin}{}", self.path);
         web_sys::Request::new_with_str_and_init(&url, &init)
     }
 
@@ -242,6 +315,11 @@ impl CoreResponse {
             is_replay: header(REPLAYED_HEADER).as_deref() == Some(REPLAYED),
             summary,
         })
+    }
+
+    /// Whether core could not decide, which another core may: Redis does not answer it, or it starts or stops.
+    fn is_undecided(&self) -> bool {
+        self.summary.is_problem(Code::Unavailable)
     }
 
     /// The members that the edge itself reads.

@@ -4,12 +4,14 @@
 
 use std::collections::HashMap;
 use std::future::pending;
+use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::RedisError;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::cluster::{Cluster, Place, is_redirect};
 use super::primary::{Mode, NoPrimary, Primary};
@@ -17,6 +19,9 @@ use super::sentinel::Sentinels;
 use super::server::{Connection, Server, Session, Way};
 use super::slot::Slot;
 use crate::redis_address::RedisAddress;
+
+/// The longest that a connection to one of several servers is waited for where all are asked.
+const SESSION_MAX: Duration = Duration::from_secs(1);
 
 /// The connections of one thread.
 #[derive(Debug)]
@@ -79,22 +84,27 @@ impl Connections {
         join_all(sessions).await
     }
 
-    /// A session with each server.
-    pub(super) async fn all(&self) -> Result<Vec<Result<Session, NoPrimary>>, NoPrimary> {
-        match self {
-            Self::One(connection) => Ok(vec![connection.session().await]),
-            Self::Cluster { cluster, nodes } => {
-                let places = cluster.primaries().await?;
-                let sessions =
-                    places.iter().map(|place| async move { node(cluster, nodes, place)?.session().await });
-                let sessions = join_all(sessions).await;
-                if sessions.iter().any(Result::is_err) {
-                    // The nodes that answer go on by the map there is.
-                    let _ = cluster.refresh().await;
-                }
-                Ok(sessions)
+    /// A session with each server, by its address. Of several each is waited for for [`SESSION_MAX`].
+    pub(super) async fn all(&self) -> Result<Vec<(String, Result<Session, NoPrimary>)>, NoPrimary> {
+        let (cluster, nodes) = match self {
+            Self::One(connection) => {
+                let session = connection.session().await?;
+                return Ok(vec![(session.address(), Ok(session))]);
             }
+            Self::Cluster { cluster, nodes } => (cluster, nodes),
+        };
+        let places = cluster.primaries().await?;
+        let sessions = places.iter().map(|place| async move {
+            let session = timeout(SESSION_MAX, async { node(cluster, nodes, place)?.session().await }).await;
+            let late = |_| Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut)).into());
+            (format!("{}:{}", place.0, place.1), session.unwrap_or_else(late))
+        });
+        let sessions = join_all(sessions).await;
+        if sessions.iter().any(|(_, session)| session.is_err()) {
+            // The nodes that answer go on by the map there is.
+            let _ = cluster.refresh().await;
         }
+        Ok(sessions)
     }
 
     /// Reads a cluster's map again; without an answer it stays as it was.

@@ -10,6 +10,9 @@ pub const RELAY_GROUP: &str = "relay";
 /// The random id of this Redis itself.
 pub const STORE: &str = "cg:store";
 
+/// The layout of the keys in this Redis.
+pub const LAYOUT: &str = "cg:layout";
+
 /// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {

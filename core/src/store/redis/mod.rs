@@ -141,6 +141,15 @@ enum ScanPlace {
     Moved(u64),
 }
 
+/// A primary, and whether it answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeState {
+    /// Its host and port, or the path of its socket.
+    pub address: String,
+    /// Whether it answers.
+    pub is_up: bool,
+}
+
 /// Held claims, by Redis' own index.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldState {
@@ -462,22 +471,37 @@ impl RedisStore {
         .map(drop)
     }
 
-    /// Whether Redis answers; of a cluster, any of its primaries.
+    /// The layout of the keys in this Redis, which is that of this core from now on where none is recorded.
     ///
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
-    pub async fn ping(&self) -> Result<(), RedisStoreError> {
-        let pings = self.connections.all().await?.into_iter().map(|session| async {
-            self.query_on::<Value>(&mut session?, "redis:ping", &redis::cmd("PING")).await
+    pub async fn layout(&self) -> Result<String, RedisStoreError> {
+        let slot = Slot::of(keys::LAYOUT);
+        let first = redis::cmd("SET").arg(keys::LAYOUT).arg(scripts::LAYOUT).arg("NX").to_owned();
+        self.query::<Value>("redis:keep_layout", slot, &first).await?;
+        self.query("redis:layout", slot, redis::cmd("GET").arg(keys::LAYOUT)).await
+    }
+
+    /// Which primaries answer; at least one does.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when none answers.
+    pub async fn ping(&self) -> Result<Vec<NodeState>, RedisStoreError> {
+        let pings = self.connections.all().await?.into_iter().map(|(address, session)| async move {
+            let pong = self.pong(session).await;
+            (address, pong)
         });
-        let mut answer = Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into());
-        for pong in join_all(pings).await {
-            match pong {
-                Ok(_) => return Ok(()),
-                Err(error) => answer = Err(error),
-            }
+        let (mut nodes, mut answer) =
+            (Vec::new(), Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into()));
+        for (address, pong) in join_all(pings).await {
+            nodes.push(NodeState { address, is_up: pong.is_ok() });
+            answer = answer.or(pong);
         }
-        answer
+        answer.map(|()| nodes)
+    }
+
+    async fn pong(&self, session: Result<Session, NoPrimary>) -> Result<(), RedisStoreError> {
+        self.query_on::<Value>(&mut session?, "redis:ping", &redis::cmd("PING")).await.map(drop)
     }
 
     async fn run(

@@ -61,6 +61,11 @@ impl Session {
         self.generation
     }
 
+    /// Where its server is.
+    pub(super) fn address(&self) -> String {
+        self.client.get_connection_info().addr().to_string()
+    }
+
     /// Whether calls are still made on connections of its generation.
     pub(super) fn is_current(&self) -> bool {
         self.server.current.load(Ordering::Acquire) == self.generation.get()

@@ -32,6 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::any::AnyPoolOptions;
+use sqlx::migrate::MigrateError;
 use sqlx::{AnyConnection, Connection as _, Row as _};
 use tokio::time::timeout;
 
@@ -99,13 +100,27 @@ pub enum SqlError {
     Sql(#[from] sqlx::Error),
     /// The schema could not be brought up to date.
     #[error("migrating the database: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
+    Migrate(#[source] MigrateError),
+    /// The schema is that of a later version, by this migration.
+    #[error(
+        "a later version of claimgate has changed the database (migration {0}): start that version. Older cores that run go on"
+    )]
+    Later(i64),
     /// The schema is not up to date in time.
     #[error("migrating the database took more than {} minutes", MIGRATE.as_secs() / 60)]
     MigrateLate,
     /// A row that this core cannot read.
     #[error("the database holds what this version cannot read: {0}")]
     Unreadable(String),
+}
+
+impl From<MigrateError> for SqlError {
+    fn from(error: MigrateError) -> Self {
+        match error {
+            MigrateError::VersionMissing(version) => Self::Later(version),
+            error => Self::Migrate(error),
+        }
+    }
 }
 
 impl SqlStore {
