@@ -5,10 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 10] = [
+const ELSEWHERE: [(&str, &str); 12] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
+    ("redis:keep_layout", "written at the start, where there is none"),
+    ("redis:layout", "asked at the start alone"),
     ("redis:survey", "a look at campaigns at rest, which changes nothing"),
     ("redis:keys_owner", "asked by `drop-foreign` alone; faults::registers does"),
     ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),

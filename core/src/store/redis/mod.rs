@@ -212,8 +212,8 @@ impl RedisStore {
     /// [`RedisStoreError::Unavailable`] when none answers.
     pub async fn primaries(&self) -> Result<Vec<PrimaryView>, RedisStoreError> {
         let sessions = self.connections.all().await?;
-        let looks =
-            sessions.into_iter().flatten().map(|session| async move { self.view(&session).await.ok() });
+        let looks = sessions.into_iter().filter_map(|(_, session)| session.ok());
+        let looks = looks.map(|session| async move { self.view(&session).await.ok() });
         let looks = join_all(looks).await;
         if looks.iter().any(Option::is_none) {
             // Its slots may have moved, where no call on a campaign has met them.
