@@ -110,6 +110,18 @@ impl CircuitBreaker {
         is_probe
     }
 
+    /// Makes a call at `now` the probe though the pause is not over, which the caller has to report like any other.
+    pub fn probe(&mut self, now: Timestamp) {
+        if let Self::Open { pause_ms, .. } = *self {
+            *self = Self::HalfOpen { probe_began_at: now, pause_ms };
+        }
+    }
+
+    /// Whether a probe is in flight.
+    pub fn is_probed(&self) -> bool {
+        matches!(self, Self::HalfOpen { .. })
+    }
+
     /// Records that core has answered, with a success or a problem: the circuit closes.
     pub fn record_success(&mut self) {
         *self = Self::default();

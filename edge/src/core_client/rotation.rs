@@ -19,20 +19,23 @@ impl Rotation {
         Self { cores: (0..count).map(|_| CircuitBreakers::default()).collect(), next: first }
     }
 
-    /// The core to call at `now`: the one whose turn it is, else the next whose circuit is closed; `None` when all are open.
-    /// After `failed` another one, also one whose circuit is open where all others' are: of two cores that are restarted in
-    /// turn the first may be back before it is probed. The caller has to call it, and to report to its circuit breaker.
+    /// The core to call at `now`: the one whose turn it is, else the next whose circuit is closed. After `failed` another one,
+    /// where all others' circuits are open as a probe: of two cores that are restarted in turn the first may be back before
+    /// its pause is over. `None` when all circuits are open; of several cores one that is probed is called even then. The
+    /// caller has to call it, and to report to its circuit breaker.
     pub fn choose(&mut self, kind: CallKind, failed: Option<usize>, now: Timestamp) -> Option<usize> {
         let count = self.cores.len();
         let Some(failed) = failed.filter(|_| count > 1) else {
             let mut in_turn = (0..count).map(|step| (self.next + step) % count);
-            let chosen = in_turn.find(|core| self.cores[*core].of(kind).allows(now))?;
+            let allowed = in_turn.clone().find(|core| self.cores[*core].of(kind).allows(now));
+            let mut probed = || in_turn.find(|core| count > 1 && self.cores[*core].of(kind).is_probed());
+            let chosen = allowed.or_else(&mut probed)?;
             self.next = chosen + 1;
             return Some(chosen);
         };
         let mut others = (1..count).map(|step| (failed + step) % count);
-        let chosen = others.clone().find(|core| self.cores[*core].of(kind).allows(now));
-        chosen.or_else(|| others.next())
+        let allowed = others.clone().find(|core| self.cores[*core].of(kind).allows(now));
+        allowed.or_else(|| others.next().inspect(|core| self.cores[*core].of(kind).probe(now)))
     }
 
     /// The circuit breaker of `core` for calls of `kind`.
@@ -99,9 +102,12 @@ mod tests {
         kill(&mut rotation, 2);
         assert_eq!(rotation.choose(KIND, Some(1), at(0)), Some(2));
         assert_eq!(rotation.choose(KIND, Some(2), at(0)), Some(1), "whose circuit is closed");
-        rotation.circuit_breaker(2, KIND).record_success();
         kill(&mut rotation, 1);
-        assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some), "it answered, so all calls are made there");
+        assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some), "the others are known not to answer");
+        rotation.circuit_breaker(2, KIND).record_success();
+        assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some));
+        kill(&mut rotation, 2);
+        assert_eq!(chosen(&mut rotation, 1), [None]);
     }
 
     #[test]
