@@ -42,12 +42,14 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, 10,000 at rest, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
 	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
+	@LIVE=$${LIVE:-10000} ENDED=$${ENDED:-1000000} REST_S=$${REST_S:-60} \
+		cargo test -p claimgate-tests --test faults at_rest -- --nocapture
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
 	@tests/mutants/run.sh
 

@@ -10,6 +10,10 @@ pub const RELAY_GROUP: &str = "relay";
 /// The random id of this Redis itself.
 pub const STORE: &str = "cg:store";
 
+/// Campaigns that were suspended by something else than the cores that serve them, which look at them within seconds: a set,
+/// which expires.
+pub const LOOKS_WANTED: &str = "cg:looks_wanted";
+
 /// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {
