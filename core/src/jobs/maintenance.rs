@@ -342,7 +342,8 @@ impl Maintenance {
             if is_second {
                 urgent.extend(looks_wanted(&recovery).await);
             }
-            let mut looked_at: HashSet<_> = campaigns.iter().map(|handle| handle.campaign().id.clone()).collect();
+            let mut looked_at: HashSet<_> =
+                campaigns.iter().map(|handle| handle.campaign().id.clone()).collect();
             urgent.retain(|id| looked_at.insert(id.clone()));
             campaigns.extend(urgent.iter().filter_map(|id| recovery.registry.get(id)));
             campaigns.retain(|handle| handle.campaign().evicted.is_none());
@@ -359,7 +360,8 @@ impl Maintenance {
         self.round = self.registry().all();
         self.round.retain(|handle| handle.campaign().evicted.is_none());
         self.is_quick = std::mem::take(&mut self.quick_next);
-        self.looks_a_tick = if self.is_quick { QUICK_LOOKS.max(self.round.len().div_ceil(TICKS_MAX)) } else { LOOKS };
+        self.looks_a_tick =
+            if self.is_quick { QUICK_LOOKS.max(self.round.len().div_ceil(TICKS_MAX)) } else { LOOKS };
     }
 
     /// Looks at all campaigns soon: in a quick round that begins now, or after the one in progress.

@@ -259,10 +259,7 @@ impl SqlStore {
     }
 
     /// Makes a change of one row that cores follow; `None` when there is no row that it applies to.
-    async fn numbered(
-        &self,
-        change: Query<'_, Any, AnyArguments>,
-    ) -> Result<Option<Campaign>, SqlError> {
+    async fn numbered(&self, change: Query<'_, Any, AnyArguments>) -> Result<Option<Campaign>, SqlError> {
         let mut transaction = self.pool.begin().await?;
         let Some(row) = change.fetch_optional(&mut *transaction).await? else { return Ok(None) };
         let campaign = read(&row)?;

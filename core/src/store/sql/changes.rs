@@ -50,11 +50,8 @@ impl SqlStore {
     /// Up to `limit` campaigns that are not evicted, with ids after `after`, in the order of their ids.
     pub(crate) async fn campaigns_in_redis(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
         step::before("sql:campaigns_in_redis").await;
-        let rows = sqlx::query(statements::IN_REDIS)
-            .bind(after)
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool)
-            .await;
+        let rows =
+            sqlx::query(statements::IN_REDIS).bind(after).bind(i64::from(limit)).fetch_all(&self.pool).await;
         self.page(&step::after(rows)?, limit)
     }
 }
