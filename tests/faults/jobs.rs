@@ -7,6 +7,7 @@ use serde_json::json;
 use support::core_client::campaign;
 use support::inspect::key;
 use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid};
+use support::sql::Sql;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually};
 use tokio::time::sleep;
@@ -262,28 +263,25 @@ async fn an_entry_deleted_while_it_waits_for_sql_stops_no_other() {
 async fn a_row_that_cannot_be_read_stops_no_other_campaigns_change_and_no_start() {
     let row = Row::begin("a row of the database that cannot be read");
     let mut fixture = Fixture::external().await;
+    let redis = fixture.redis().await;
     for id in ["bad", "good"] {
         fixture.core.create(id, json!({"total": 1})).await;
     }
     row.fault();
     let statement = "UPDATE campaigns SET time_zone = 'Mars/Olympus', version = version + 1 WHERE id = 'bad'";
     fixture.sql.run(statement.to_owned()).await;
-    in_force(&fixture, "good", 7).await;
+    in_force(&fixture.sql, &redis, "good", 7).await;
     row.kill();
     fixture.replace_core().await;
-    in_force(&fixture, "good", 8).await;
+    in_force(&fixture.sql, &redis, "good", 8).await;
     wins(&fixture.core, "good", "alice").await;
     row.passed(1, "the other campaign's changes were in force");
 }
 
 /// A change that only SQL has heard of, as when its core died between the two, is in force within 2 s; no
 /// clock is consulted for when it was made.
-async fn in_force(fixture: &Fixture, id: &str, total: u32) {
-    let redis = fixture.redis().await;
-    let statement = format!(
-        "UPDATE campaigns SET total = {total}, version = version + 1, changed_at = 1 WHERE id = '{id}'"
-    );
-    assert_eq!(fixture.sql.run(statement).await, 1);
+pub async fn in_force(sql: &Sql, redis: &RedisView, id: &str, total: u32) {
+    sql.change_campaign(id, &format!("total = {total}, changed_at = 1")).await;
     eventually(Duration::from_secs(2), || async {
         let found = redis.counter(id, "total").await;
         holds(found == u64::from(total), || format!("total {found} of {id} is in force, not {total}"))
@@ -295,10 +293,11 @@ async fn in_force(fixture: &Fixture, id: &str, total: u32) {
 async fn a_change_that_only_sql_has_heard_of_is_in_force_within_two_seconds() {
     let row = Row::begin("a change that only SQL has heard of");
     let fixture = Fixture::external().await;
+    let redis = fixture.redis().await;
     fixture.core.create("demo", json!({"total": 1})).await;
     for total in 2..6 {
         row.fault();
-        in_force(&fixture, "demo", total).await;
+        in_force(&fixture.sql, &redis, "demo", total).await;
     }
     row.passed(4, "in force within 2 s, each");
 }

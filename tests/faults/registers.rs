@@ -220,11 +220,11 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// `claimgate drop-foreign demo`, as the operator of `stranger` would call it: its status, and what it said.
-async fn drop_foreign(stranger: &Core, redis_url: &str, file: &Path) -> (Option<i32>, String) {
+/// `claimgate drop-foreign`, as the operator of the data directory `data` would call it: its status, and what it said.
+pub async fn drop_foreign(id: &str, data: &Path, redis_url: &str, file: &Path) -> (Option<i32>, String) {
     let mut command = command(&binary::claimgate());
-    command.args(["drop-foreign", "demo", "--export"]).arg(file);
-    command.env("CLAIMGATE_DATA_DIR", stranger.data_dir()).env("CLAIMGATE_REDIS_URL", redis_url);
+    command.args(["drop-foreign", id, "--export"]).arg(file);
+    command.env("CLAIMGATE_DATA_DIR", data).env("CLAIMGATE_REDIS_URL", redis_url);
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     (output.status.code(), said)
@@ -243,12 +243,12 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.clone()).start().await;
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
-    let (status, said) = drop_foreign(&fixture.core, &url, &file("ours")).await;
+    let (status, said) = drop_foreign("demo", &fixture.core.data_dir(), &url, &file("ours")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("this database's own") && !file("ours").exists(), "{said}");
 
     // Its core brings it back meanwhile: nothing is lost by the attempt.
-    let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
+    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("a core serves"), "{said}");
     eventually(SOON, || async {
@@ -267,9 +267,9 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     row.kill();
     fixture.core.kill();
     held.release().await;
-    let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
+    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
     assert_eq!(status, Some(2), "a file is not overwritten: {said}");
-    let (status, said) = drop_foreign(&stranger, &url, &file("claims.csv")).await;
+    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("claims.csv")).await;
     assert_eq!(status, Some(0), "{said}");
     let text = std::fs::read_to_string(file("claims.csv")).unwrap();
     let ids: BTreeSet<_> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
