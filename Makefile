@@ -25,6 +25,7 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 	@cargo build --bin claimgate
 	@scripts/build-worker.sh
 	@cargo test --workspace
+	@scripts/topologies.sh tenth
 
 bare: ## `make up` in a bare Debian root as a newcomer with sudo; a quarter of an hour; OPTIONS=--setup-only for the set-up alone
 	@exec scripts/bare.sh $(OPTIONS)
@@ -42,13 +43,14 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 500 campaigns over slow connections, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
 	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
+	@scripts/topologies.sh all
 	@tests/mutants/run.sh
 
 check: ## format, lints, licences, and advisories where reachable

@@ -1,6 +1,7 @@
 //! A Redis or Valkey Cluster: three primaries with a replica each.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use futures_util::future::join_all;
 
@@ -27,9 +28,16 @@ pub struct ClusterSet {
 impl ClusterSet {
     /// Waits until all slots are served and all replicas follow.
     pub async fn start(kind: Kind) -> Self {
+        Self::start_with(kind, &[], &[]).await
+    }
+
+    /// The same with further settings, which go before the set's own, and variables.
+    pub async fn start_with(kind: Kind, settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
         let addresses: Vec<_> = (0..2 * PRIMARIES).map(|_| free_address()).collect();
         let buses: Vec<_> = addresses.iter().map(|_| free_address().port().to_string()).collect();
-        let started = addresses.iter().zip(&buses).map(|(address, bus)| node(kind, *address, bus));
+        let node =
+            |(address, bus): (&SocketAddr, &String)| node(kind, *address, bus.clone(), settings, environment);
+        let started = addresses.iter().zip(&buses).map(node);
         let set = Self { nodes: join_all(started).await, addresses };
         for at in 0..set.nodes.len() {
             let view = set.view(at).await;
@@ -169,14 +177,20 @@ impl ClusterSet {
     }
 }
 
-async fn node(kind: Kind, address: SocketAddr, bus: &str) -> RedisServer {
+async fn node(
+    kind: Kind,
+    address: SocketAddr,
+    bus: String,
+    further: &[(&str, &str)],
+    environment: &[(&str, PathBuf)],
+) -> RedisServer {
     let (ip, port) = (address.ip().to_string(), address.port().to_string());
     let settings = [
         ("bind", ip.as_str()),
         ("port", port.as_str()),
         ("protected-mode", "no"),
         ("cluster-enabled", "yes"),
-        ("cluster-port", bus),
+        ("cluster-port", bus.as_str()),
         ("cluster-announce-ip", ip.as_str()),
         ("cluster-node-timeout", NODE_TIMEOUT_MS),
         // A healthy node goes on when another one has died, and a replica stays with its primary.
@@ -185,5 +199,5 @@ async fn node(kind: Kind, address: SocketAddr, bus: &str) -> RedisServer {
         // A resync begins at once, not after five seconds.
         ("repl-diskless-sync-delay", "0"),
     ];
-    RedisServer::start_as(kind, &settings, &[]).await
+    RedisServer::start_as(kind, &[&settings[..], further].concat(), environment).await
 }

@@ -67,7 +67,7 @@ impl RedisServer {
 
     /// With further settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
-        Self::start_as(Kind::Redis, settings, environment).await
+        Self::start_as(Kind::asked(), settings, environment).await
     }
 
     /// One of this kind, with fsync on every write, further settings and variables.
@@ -89,6 +89,11 @@ impl RedisServer {
         mend(self.kind, self.directory.path());
         self.process = launch(self.kind, self.directory.path(), &self.settings, &self.environment);
         self.view().await;
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     /// Its process.

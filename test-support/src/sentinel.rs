@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use futures_util::future::join_all;
@@ -36,6 +36,10 @@ pub struct Access<'a> {
     pub tls: Option<&'a Certificates>,
     /// What servers and sentinels are.
     pub kind: Kind,
+    /// Further settings of the servers, which go before the set's own.
+    pub settings: &'a [(&'a str, &'a str)],
+    /// Variables of the servers.
+    pub environment: &'a [(&'a str, PathBuf)],
 }
 
 /// A sentinel on a free address, killed on drop.
@@ -308,6 +312,7 @@ async fn server(address: SocketAddr, primary: Option<SocketAddr>, access: Access
         ("repl-diskless-sync-delay", "0".to_owned()),
     ]);
     settings.extend(primary.map(|primary| ("replicaof", format!("{} {}", primary.ip(), primary.port()))));
-    let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    RedisServer::start_with(&settings, &[]).await
+    let settings = settings.iter().map(|(name, value)| (*name, value.as_str()));
+    let settings: Vec<_> = settings.chain(access.settings.iter().copied()).collect();
+    RedisServer::start_as(access.kind, &settings, access.environment).await
 }
