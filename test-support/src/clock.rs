@@ -77,7 +77,8 @@ impl FrozenClock {
             }
         };
         let (what, run) = (pin!(what), pin!(run));
-        let Either::Left((done, _)) = select(what, run).await else { panic!("ticks do not end") };
+        // The clock first: a node that has read the later time once waits until that has come again.
+        let Either::Right((done, _)) = select(run, what).await else { panic!("ticks do not end") };
         self.shim.set(self.now_ms);
         done
     }

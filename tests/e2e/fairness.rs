@@ -9,6 +9,7 @@ use claimgate_core::config::{BATCH_MAX, sqlite_url};
 use claimgate_core::domain::campaign_change::NewCampaign;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
@@ -30,7 +31,10 @@ impl World {
     async fn start(directory: &std::path::Path) -> Self {
         let redis = Servers::start().await;
         let sql = SqlStore::open(&sqlite_url(&directory.join("claimgate.sqlite"))).await.unwrap();
-        let engine = Engine::builder(sql).archive_after(Duration::MAX).build(&redis.url()).unwrap();
+        let engine =
+            Engine::builder(sql)
+                .archive_after(Duration::MAX)
+                .on(RedisAddress::parse(&redis.url(), None).unwrap());
         Self { of_thread: engine.for_thread(), engine, _redis: redis }
     }
 

@@ -13,6 +13,7 @@ use claimgate_core::http::listeners::internal_router;
 use claimgate_core::http::serve;
 use claimgate_core::http::state::AppState;
 use claimgate_core::http::threads::Threads;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_core::{clock, metrics};
 use claimgate_shared::http::BODY_BYTES_MAX;
@@ -41,7 +42,10 @@ impl Ways {
         let metrics = METRICS.get_or_init(|| metrics::install().unwrap()).clone();
         let (redis, directory) = (Servers::start().await, tempfile::tempdir().unwrap());
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
-        let engine = Engine::builder(sql).archive_after(Duration::MAX).build(&redis.url()).unwrap();
+        let engine =
+            Engine::builder(sql)
+                .archive_after(Duration::MAX)
+                .on(RedisAddress::parse(&redis.url(), None).unwrap());
         let mut tokens = Tokens::default();
         tokens.add(Caller::BackEnd("shop".to_owned()), API_TOKEN);
         let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });

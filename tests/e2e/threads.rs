@@ -9,6 +9,7 @@ use claimgate_core::domain::campaign_change::{CampaignPatch, NewCampaign};
 use claimgate_core::domain::counters::Generation;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::redis::slot::Slot;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
@@ -34,7 +35,8 @@ impl Threads {
         let directory = tempfile::tempdir().unwrap();
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
         let url = redis.url() + query;
-        let first = Engine::builder(sql).archive_after(Duration::MAX).build(&url).unwrap();
+        let first =
+            Engine::builder(sql).archive_after(Duration::MAX).on(RedisAddress::parse(&url, None).unwrap());
         Self { second: first.for_thread(), first, redis, _directory: directory }
     }
 

@@ -13,6 +13,7 @@ use claimgate_core::engine::batcher::{BatcherError, Decision};
 use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::engine::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::redis::replies::Counters;
 use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
 use claimgate_shared::campaign;
@@ -54,8 +55,8 @@ struct Core {
 
 impl Core {
     fn start(redis: &Servers, sql: &SqlStore, campaign: Campaign) -> Self {
-        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).build(&redis.url());
-        let engine = engine.expect("a Redis address");
+        let address = RedisAddress::parse(&redis.url(), None).expect("a Redis address");
+        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).on(address);
         let handle = engine.registry.update(campaign);
         Self { engine, handle }
     }
