@@ -114,6 +114,17 @@ impl Servers {
         self.primaries().into_iter().map(RedisServer::pid).collect()
     }
 
+    /// Waits until every primary goes by `clock`: a Valkey takes the time of the first command after a rest from before it.
+    pub async fn go_by(&self, clock: &FrozenClock) {
+        let view = self.view().await;
+        eventually(SOON, || async {
+            let told: Vec<(i64, i64)> = view.query_all(&["TIME"]).await;
+            let on_time = |(s, us): &(i64, i64)| s * 1000 + us / 1000 == clock.now_ms();
+            holds(told.iter().all(on_time), || format!("{told:?}, not {}", clock.now_ms()))
+        })
+        .await;
+    }
+
     /// `kill -9` of every primary.
     pub fn kill(&mut self) {
         for server in self.primaries_mut() {

@@ -109,8 +109,9 @@ impl System {
     }
 
     /// Moves Redis' clock.
-    pub fn set_clock(&mut self, to_ms: i64) {
+    pub async fn set_clock(&mut self, to_ms: i64) {
         self.clock.set_ms(to_ms);
+        self.redis.go_by(&self.clock).await;
         self.changed();
     }
 
