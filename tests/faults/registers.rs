@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
 use support::core_process::API_TOKEN;
 use support::inspect::key;
+use support::only_on;
 use support::process::command;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::storm::Seen;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
 
@@ -328,6 +330,7 @@ async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_core_with_a_redis_of_its_own_is_refused() {
+    only_on!(OWN, "each core has a Redis of its own");
     let row = Row::begin("two cores with a Redis of their own on one database");
     let fixture = match Fixture::on_postgres(true).await {
         Ok(fixture) => fixture,
@@ -337,7 +340,7 @@ async fn a_second_core_with_a_redis_of_its_own_is_refused() {
     checker.win(&fixture.core, 0..60).await;
     row.fault();
     let url = fixture.postgres.as_ref().unwrap().url("claimgate");
-    let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url));
+    let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url)).await;
     let (list, token) = (second.admin_url("/admin/v1/campaigns"), fixture.core.admin_token());
     if let Ok(reply) = second.client().try_get(&list, &token).await {
         assert!(reply.status >= 400, "it takes no calls yet: {}", reply.text());
@@ -353,6 +356,7 @@ async fn a_second_core_with_a_redis_of_its_own_is_refused() {
 /// A restore, or a replaced host: no action is needed, or `--take-over` says so at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one() {
+    only_on!(OWN, "each core has a Redis of its own");
     let row = Row::begin("a replaced Redis on the same PostgreSQL");
     let mut fixture = match Fixture::on_postgres(true).await {
         Ok(fixture) => fixture,
@@ -370,7 +374,7 @@ async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one()
     fixture.relayed("demo").await;
     row.kill();
     fixture.core.stop().await;
-    fixture.core = Core::launch(options);
+    fixture.core = Core::launch(options).await;
     // 30 s, by itself.
     eventually(2 * SOON, || async {
         let reply = fixture.core.client().try_get(&fixture.core.admin_url("/readyz"), "").await;
