@@ -34,8 +34,6 @@ const CALL_MS_MAX: i64 = 2_000;
 const ATTEMPT_MS_MAX: i64 = 1_600;
 /// With less than this left, a further attempt could only add load.
 const ATTEMPT_MS_MIN: i64 = 100;
-/// The fewest attempts, for an answer that was lost on the way.
-const ATTEMPTS_MIN: usize = 2;
 
 thread_local! {
     // An isolate's environment and configuration never change.
@@ -82,8 +80,8 @@ impl<'a> CoreClient<'a> {
         Self { config, cores }
     }
 
-    /// Sends `request`, within 2 s in all, to one core after the other until one answers and can decide: with one core at
-    /// most twice. A problem that core answers is `Ok`.
+    /// Sends `request`, within 2 s in all, to one core after the other until one answers and can decide, and at last to the
+    /// first one again. A problem that core answers is `Ok`.
     ///
     /// Asking again is safe: what one core has decided every other one knows by the same key. It is for a response lost on the
     /// way, which may have been a grant, and for a core that is being restarted. A core that is merely slow is waited for:
@@ -96,7 +94,7 @@ impl<'a> CoreClient<'a> {
         let began_at = clock::now()?;
         let count = self.config.cores.len();
         let (mut request, mut called, mut undecided) = (request, None, None);
-        for _ in 0..count.max(ATTEMPTS_MIN) {
+        for _ in 0..=count {
             let now = clock::now()?;
             let left_ms = CALL_MS_MAX - age_ms(began_at, now).min(CALL_MS_MAX);
             if left_ms < ATTEMPT_MS_MIN {

@@ -19,17 +19,20 @@ impl Rotation {
         Self { cores: (0..count).map(|_| CircuitBreakers::default()).collect(), next: first }
     }
 
-    /// The core to call at `now`: the one whose turn it is, or the one behind `failed`, else the next whose circuit is closed;
-    /// `None` when all are open. The caller has to call it, and to report to its circuit breaker.
+    /// The core to call at `now`: the one whose turn it is, else the next whose circuit is closed; `None` when all are open.
+    /// After `failed` another one, also one whose circuit is open where all others' are: of two cores that are restarted in
+    /// turn the first may be back before it is probed. The caller has to call it, and to report to its circuit breaker.
     pub fn choose(&mut self, kind: CallKind, failed: Option<usize>, now: Timestamp) -> Option<usize> {
         let count = self.cores.len();
-        let first = failed.map_or(self.next, |core| core + 1);
-        let mut from_there = (0..count).map(|step| (first + step) % count);
-        let chosen = from_there.find(|core| self.cores[*core].of(kind).allows(now))?;
-        if failed.is_none() {
+        let Some(failed) = failed.filter(|_| count > 1) else {
+            let mut in_turn = (0..count).map(|step| (self.next + step) % count);
+            let chosen = in_turn.find(|core| self.cores[*core].of(kind).allows(now))?;
             self.next = chosen + 1;
-        }
-        Some(chosen)
+            return Some(chosen);
+        };
+        let mut others = (1..count).map(|step| (failed + step) % count);
+        let chosen = others.clone().find(|core| self.cores[*core].of(kind).allows(now));
+        chosen.or_else(|| others.next())
     }
 
     /// The circuit breaker of `core` for calls of `kind`.
@@ -86,10 +89,19 @@ mod tests {
         assert_eq!(rotation.choose(KIND, Some(0), at(0)), Some(1));
         assert_eq!(rotation.choose(KIND, Some(2), at(0)), Some(0));
         assert_eq!(rotation.choose(KIND, None, at(0)), Some(1));
-        // At the same one where no other can be called.
+        assert_eq!(Rotation::new(1, 0).choose(KIND, Some(0), at(0)), Some(0), "there is no other");
+    }
+
+    #[test]
+    fn a_call_that_failed_is_made_at_a_core_that_may_be_back_before_it_is_probed() {
+        let mut rotation = Rotation::new(3, 0);
         kill(&mut rotation, 0);
         kill(&mut rotation, 2);
-        assert_eq!(rotation.choose(KIND, Some(1), at(0)), Some(1));
+        assert_eq!(rotation.choose(KIND, Some(1), at(0)), Some(2));
+        assert_eq!(rotation.choose(KIND, Some(2), at(0)), Some(1), "whose circuit is closed");
+        rotation.circuit_breaker(2, KIND).record_success();
+        kill(&mut rotation, 1);
+        assert_eq!(chosen(&mut rotation, 2), [2, 2].map(Some), "it answered, so all calls are made there");
     }
 
     #[test]
