@@ -27,6 +27,7 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 	@cargo build --bin claimgate
 	@scripts/build-worker.sh
 	@cargo test --workspace
+	@scripts/topologies.sh tenth
 
 bare: ## `make up` in a bare Debian root as a newcomer with sudo; a quarter of an hour; OPTIONS=--setup-only for the set-up alone
 	@exec scripts/bare.sh $(OPTIONS)
@@ -44,7 +45,7 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, slots moved to and fro twenty times, the previous version beside this one, all interleavings, and every mutant; SEED=, OPERATIONS=, ROUNDS=
+soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, 10,000 at rest, slots moved to and fro twenty times, the previous version beside this one, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
@@ -53,7 +54,10 @@ soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours)
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
 	@MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture
 	@tests/previous.sh
+	@LIVE=$${LIVE:-10000} ENDED=$${ENDED:-1000000} REST_S=$${REST_S:-60} \
+		cargo test -p claimgate-tests --test faults at_rest -- --nocapture
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
+	@scripts/topologies.sh all
 	@tests/mutants/run.sh
 
 check: ## format, lints, licences, and advisories where reachable

@@ -3,11 +3,17 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::process::Command;
+use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use tempfile::TempDir;
 
 use crate::times::now_ms;
+
+const HOUR_MS: i64 = 3_600_000;
+const TICK_MS: i64 = 10;
 
 /// A wall clock that goes on, and that the test can move.
 #[derive(Debug)]
@@ -59,6 +65,22 @@ impl FrozenClock {
     pub fn environment(&self) -> [(&'static str, PathBuf); 3] {
         let [preload, file] = self.shim.environment();
         [preload, file, ("CLOCK_SHIM_FROZEN", "1".into())]
+    }
+
+    /// Goes on from an hour before its instant, ten times as fast, for as long as `what` takes: a cluster's node serves
+    /// nothing until its clock has gone on for two seconds.
+    pub async fn running_behind<T>(&self, what: impl Future<Output = T>) -> T {
+        let run = async {
+            for tick in 0.. {
+                self.shim.set(self.now_ms - HOUR_MS + 10 * TICK_MS * tick);
+                tokio::time::sleep(Duration::from_millis(TICK_MS.unsigned_abs())).await;
+            }
+        };
+        let (what, run) = (pin!(what), pin!(run));
+        // The clock first: a node that has read the later time once waits until that has come again.
+        let Either::Right((done, _)) = select(run, what).await else { panic!("ticks do not end") };
+        self.shim.set(self.now_ms);
+        done
     }
 
     /// Milliseconds since 1970.

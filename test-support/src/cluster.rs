@@ -1,6 +1,7 @@
 //! A Redis or Valkey Cluster: three primaries with a replica each.
 
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use futures_util::future::join_all;
 
@@ -17,6 +18,17 @@ const SLOTS: usize = 16384;
 /// How long a node is silent before the others take it for failed: not for being slow on a busy machine.
 const NODE_TIMEOUT_MS: &str = "2000";
 
+/// What a cluster is started with beside what it needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Further<'a> {
+    /// What lies between the nodes.
+    pub network: Option<&'a Network>,
+    /// Further settings of the nodes, which go before the cluster's own.
+    pub settings: &'a [(&'a str, &'a str)],
+    /// Variables of the nodes.
+    pub environment: &'a [(&'a str, PathBuf)],
+}
+
 /// Six nodes. The first three are the primaries at the start; the replica of the one at `n` is at `n + 3`.
 #[derive(Debug)]
 pub struct ClusterSet {
@@ -28,13 +40,13 @@ pub struct ClusterSet {
 impl ClusterSet {
     /// Waits until all slots are served and all replicas follow.
     pub async fn start(kind: Kind) -> Self {
-        Self::start_in(kind, None).await
+        Self::start_with(kind, Further::default()).await
     }
 
-    /// The same with a network between the nodes.
-    pub async fn start_in(kind: Kind, network: Option<&Network>) -> Self {
-        let places = join_all((0..2 * PRIMARIES).map(|at| Place::new(at, network))).await;
-        let nodes = join_all(places.iter().map(|place| place.start(kind))).await;
+    /// The same with what may be different.
+    pub async fn start_with(kind: Kind, further: Further<'_>) -> Self {
+        let places = join_all((0..2 * PRIMARIES).map(|at| Place::new(at, further.network))).await;
+        let nodes = join_all(places.iter().map(|place| place.start(kind, further))).await;
         let buses: Vec<_> = places.iter().map(|place| place.announced[1].port().to_string()).collect();
         let set = Self { nodes, addresses: places.iter().map(|place| place.announced[0]).collect() };
         for at in 0..set.nodes.len() {
@@ -197,7 +209,7 @@ impl Place {
         Self { listens, announced: [clients, bus], source: Some(Network::source_of(at)) }
     }
 
-    async fn start(&self, kind: Kind) -> RedisServer {
+    async fn start(&self, kind: Kind, further: Further<'_>) -> RedisServer {
         let ip = self.listens[0].ip().to_string();
         let ports = [self.listens, self.announced].concat();
         let [port, bus, announced, announced_bus] =
@@ -221,7 +233,8 @@ impl Place {
             ("repl-diskless-sync-delay", "0".to_owned()),
         ];
         settings.extend(self.source.map(|source| ("bind-source-addr", source.to_string())));
-        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        RedisServer::start_as(kind, &settings, &[]).await
+        let settings = settings.iter().map(|(name, value)| (*name, value.as_str()));
+        let settings: Vec<_> = settings.chain(further.settings.iter().copied()).collect();
+        RedisServer::start_as(kind, &settings, further.environment).await
     }
 }

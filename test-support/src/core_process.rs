@@ -12,8 +12,10 @@ use tempfile::TempDir;
 
 use crate::client::{self, Client};
 use crate::process::{Process, Signal, command, free_address};
+use crate::redis_server::Kind;
+use crate::topology::Topology;
 use crate::wait::{SOON, eventually};
-use crate::{RedisView, Sql, binary};
+use crate::{RedisView, Servers, Sql, binary};
 
 /// The token of the back end that every core of the tests knows.
 pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
@@ -60,16 +62,26 @@ impl CoreOptions {
 
     /// Starts a core in a fresh data directory and waits until it is ready.
     pub async fn start(self) -> Core {
-        let core = Core::launch(self);
+        let core = Core::launch(self).await;
         core.ready().await;
         core
     }
 
     /// Starts a core in a directory that the test has prepared, its data directory `data` in it, and waits until it is ready.
     pub async fn start_in(self, directory: TempDir) -> Core {
-        let core = Core::launch_in(Arc::new(directory), self);
+        let core = Core::launch_in(Arc::new(directory), self).await;
         core.ready().await;
         core
+    }
+
+    /// The servers to start for it: none where core runs its own, or the test names others.
+    async fn servers(&self) -> Option<Arc<Servers>> {
+        let named = self.environment.iter().any(|(name, _)| name == "CLAIMGATE_REDIS_URL");
+        if named || Topology::asked() == Topology::Own {
+            None
+        } else {
+            Some(Arc::new(Servers::start().await))
+        }
     }
 }
 
@@ -78,6 +90,7 @@ impl CoreOptions {
 pub struct Core {
     process: Process,
     options: CoreOptions,
+    servers: Option<Arc<Servers>>,
     directory: Arc<TempDir>,
     listen: SocketAddr,
     admin: SocketAddr,
@@ -85,18 +98,23 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core with its own Redis and SQLite, ready.
+    /// A core with SQLite and a Redis, its own but on [another topology](Topology), ready.
     pub async fn start() -> Self {
         CoreOptions::default().start().await
     }
 
     /// A core in a fresh data directory, just launched.
-    pub fn launch(options: CoreOptions) -> Self {
+    pub async fn launch(options: CoreOptions) -> Self {
         let directory = tempfile::Builder::new().prefix("cg-").tempdir().expect("a temporary directory");
-        Self::launch_in(Arc::new(directory), options)
+        Self::launch_in(Arc::new(directory), options).await
     }
 
-    fn launch_in(directory: Arc<TempDir>, options: CoreOptions) -> Self {
+    async fn launch_in(directory: Arc<TempDir>, options: CoreOptions) -> Self {
+        let servers = options.servers().await;
+        Self::launch_on(servers, directory, options)
+    }
+
+    fn launch_on(servers: Option<Arc<Servers>>, directory: Arc<TempDir>, options: CoreOptions) -> Self {
         let (listen, admin) = (options.listen.unwrap_or_else(free_address), free_address());
         let mut command = command(&options.program.clone().unwrap_or_else(binary::claimgate));
         command
@@ -106,6 +124,8 @@ impl Core {
             .env("CLAIMGATE_ADMIN_LISTEN", admin.to_string())
             .env("CLAIMGATE_DATA_DIR", directory.path().join("data"))
             .env("CLAIMGATE_API_TOKENS", format!("shop:{API_TOKEN}"))
+            .envs(servers.iter().map(|servers| ("CLAIMGATE_REDIS_URL", servers.url())))
+            .envs(valkey_alone(directory.path()))
             .envs(options.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(directory.path())
             // As a shell starts it: what a terminal sends goes to the group.
@@ -114,7 +134,7 @@ impl Core {
             .stdout(log_file(directory.path()))
             .stderr(log_file(directory.path()));
         let process = Process::start(command);
-        Self { process, options, directory, listen, admin, client: client::client() }
+        Self { process, options, servers, directory, listen, admin, client: client::client() }
     }
 
     /// Waits until `/readyz` says so: a replaced Redis is waited for for 30 s.
@@ -138,14 +158,15 @@ impl Core {
     /// them; not yet ready.
     #[must_use]
     pub fn launch_again(&self) -> Self {
-        Self::launch_in(Arc::clone(&self.directory), self.options.clone())
+        let (servers, directory) = (self.servers.clone(), Arc::clone(&self.directory));
+        Self::launch_on(servers, directory, self.options.clone())
     }
 
     /// The same of the program that is tested, whatever ran before.
     #[must_use]
     pub fn launch_tested(&self) -> Self {
         let options = CoreOptions { program: None, ..self.options.clone() };
-        Self::launch_in(Arc::clone(&self.directory), options)
+        Self::launch_on(self.servers.clone(), Arc::clone(&self.directory), options)
     }
 
     /// Another core on the same data directory, ready: for after [`Core::kill`] or [`Core::stop`].
@@ -225,8 +246,11 @@ impl Core {
         Sql::in_directory(&self.data_dir())
     }
 
-    /// Its managed Redis, once that answers.
+    /// Its Redis, once that answers.
     pub async fn redis(&self) -> RedisView {
+        if let Some(servers) = &self.servers {
+            return servers.view().await;
+        }
         let socket = self.data_dir().join("redis.sock");
         let url = format!(
             "redis+unix://{}?user=claimgate&pass={}",
@@ -259,6 +283,25 @@ impl Drop for Core {
 
 /// The longest that core itself waits for a decision, and a little.
 pub const DECISION: Duration = Duration::from_secs(3);
+
+/// The PATH of a core that is to run a Valkey: it takes a Redis where it finds one.
+fn valkey_alone(directory: &Path) -> Option<(&'static str, PathBuf)> {
+    if Kind::asked() == Kind::Redis {
+        return None;
+    }
+    let programs = directory.join("programs");
+    if std::fs::create_dir(&programs).is_ok() {
+        let path = std::env::var_os("PATH").expect("a PATH");
+        let mut setpriv = std::env::split_paths(&path).map(|place| place.join("setpriv"));
+        let setpriv = setpriv.find(|file| file.is_file()).expect("setpriv");
+        let valkey = ["server", "check-aof"].map(|what| Kind::Valkey.program(what));
+        for program in valkey.iter().chain([&setpriv]) {
+            let link = programs.join(program.file_name().expect("a name"));
+            std::os::unix::fs::symlink(program, link).expect("a link");
+        }
+    }
+    Some(("PATH", programs))
+}
 
 fn log_path(directory: &Path) -> PathBuf {
     directory.join("core.log")

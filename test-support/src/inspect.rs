@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncCommands as _, AsyncConnectionConfig, FromRedisValue};
+use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, RedisResult};
 
 use crate::sql::Sql;
 use crate::wait::{SOON, eventually, holds};
@@ -19,28 +20,73 @@ pub async fn patient_connection(url: &str) -> redis::RedisResult<MultiplexedConn
     redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&patient).await
 }
 
-/// A connection to core's Redis.
+/// Connections to core's Redis: one, or one to each primary of a cluster, by its address.
 #[derive(Debug, Clone)]
-pub struct RedisView(MultiplexedConnection);
+pub struct RedisView {
+    nodes: Vec<(String, MultiplexedConnection)>,
+}
 
 type Bytes = Vec<u8>;
 
 impl RedisView {
     /// Connects to a Redis that runs.
     pub async fn connect(url: &str) -> Result<Self, String> {
-        patient_connection(url).await.map(Self).map_err(|error| error.to_string())
+        let connection = patient_connection(url).await.map_err(|error| error.to_string())?;
+        Ok(Self { nodes: vec![(url.to_owned(), connection)] })
     }
 
-    /// Any command.
+    /// Of the views of a cluster's primaries, each with the address by which the others name it.
+    pub fn of_cluster(primaries: Vec<(String, Self)>) -> Self {
+        let nodes = primaries.into_iter().flat_map(|(address, view)| {
+            view.nodes.into_iter().map(move |(_, connection)| (address.clone(), connection))
+        });
+        Self { nodes: nodes.collect() }
+    }
+
+    /// The one server that has the keys of `campaign`.
+    pub async fn node_of(&self, campaign: &str) -> Self {
+        let (at, _) =
+            self.routed::<u64>(redis::cmd("EXISTS").arg(key(campaign, "campaign"))).await.expect("EXISTS");
+        Self { nodes: vec![self.nodes[at].clone()] }
+    }
+
+    /// Runs `command`, at the node that another one names when it has the keys; and which one that was.
+    async fn routed<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<(usize, T)> {
+        let first = command.query_async(&mut self.nodes[0].1.clone()).await;
+        let Err(error) = first else { return first.map(|reply| (0, reply)) };
+        let named = error
+            .redirect_node()
+            .and_then(|(address, _)| self.nodes.iter().position(|(name, _)| name == address));
+        let Some(at) = named else { return Err(error) };
+        command.query_async(&mut self.nodes[at].1.clone()).await.map(|reply| (at, reply))
+    }
+
+    /// Any command, made by the caller: for words that are no text.
+    pub async fn run<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        self.routed(command).await.unwrap_or_else(|error| panic!("{command:?}: {error}")).1
+    }
+
+    /// Any command without a key, on every primary.
+    pub async fn query_all<T: FromRedisValue>(&self, words: &[&str]) -> Vec<T> {
+        let asked = self.nodes.iter().map(|node| async move {
+            let one = Self { nodes: vec![node.clone()] };
+            one.query(words).await
+        });
+        join_all(asked).await
+    }
+
+    /// Any command on a campaign's keys; on a single server, any command at all.
     pub async fn query<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_query(words).await.unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
-    /// Any command; `Err` is what went wrong.
+    /// The same; `Err` is what went wrong.
     pub async fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> Result<T, String> {
+        let has_key = || words.iter().any(|word| word.contains("cg:{") || word.contains("cg:lease:{"));
+        assert!(self.nodes.len() == 1 || has_key(), "{words:?}: on which node? `query_all`, or `node_of`");
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
-        command.query_async(&mut self.0.clone()).await.map_err(|error| error.to_string())
+        self.routed(&command).await.map(|(_, reply)| reply).map_err(|error| error.to_string())
     }
 
     /// A number of the campaign's state, such as `taken`.
@@ -51,18 +97,18 @@ impl RedisView {
 
     /// All numbers of the campaign's state; `None` while it has none.
     pub async fn state(&self, campaign: &str) -> Option<BTreeMap<&'static str, u64>> {
-        let bytes: Option<Bytes> = self.0.clone().hget(key(campaign, "users"), ".").await.expect("HGET");
+        let bytes: Option<Bytes> = self.query(&["HGET", &key(campaign, "users"), "."]).await;
         numbers(&bytes?)
     }
 
     /// Writes another number into the campaign's state, as no core would.
     pub async fn set_counter(&self, campaign: &str, field: &str, number: u64) {
         let users = key(campaign, "users");
-        let mut bytes: Bytes = self.0.clone().hget(&users, ".").await.expect("a state");
+        let mut bytes: Bytes = self.query(&["HGET", &users, "."]).await;
         let place = places(&bytes).and_then(|mut places| places.remove(field)).expect("a number");
         let width = place.len();
         bytes[place].copy_from_slice(&number.to_be_bytes()[8 - width..]);
-        self.0.clone().hset::<_, _, _, ()>(users, ".", bytes).await.expect("HSET");
+        self.run::<()>(redis::cmd("HSET").arg(users).arg(".").arg(bytes)).await;
     }
 
     /// Entries of the outbox; 1 is the sentinel alone.
@@ -75,10 +121,10 @@ impl RedisView {
         self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
     }
 
-    /// How often Redis has run these commands so far; all of them when none is named.
+    /// How often Redis has run these commands so far, on all primaries; all of them when none is named.
     pub async fn calls(&self, commands: &[&str]) -> u64 {
-        let info: String = self.query(&["INFO", "commandstats"]).await;
-        let calls = info.lines().filter_map(|line| {
+        let infos: Vec<String> = self.query_all(&["INFO", "commandstats"]).await;
+        let calls = infos.iter().flat_map(|info| info.lines()).filter_map(|line| {
             let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
             let wanted = commands.is_empty() || commands.contains(&command);
             rest.split(',').next()?.parse::<u64>().ok().filter(|_| wanted)

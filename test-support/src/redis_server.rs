@@ -67,7 +67,7 @@ impl RedisServer {
 
     /// With further settings (`("appendfsync", "everysec")`) and variables.
     pub async fn start_with(settings: &[(&str, &str)], environment: &[(&str, PathBuf)]) -> Self {
-        Self::start_as(Kind::Redis, settings, environment).await
+        Self::start_as(Kind::asked(), settings, environment).await
     }
 
     /// One of this kind, with fsync on every write, further settings and variables.
@@ -89,6 +89,11 @@ impl RedisServer {
         mend(self.kind, self.directory.path());
         self.process = launch(self.kind, self.directory.path(), &self.settings, &self.environment);
         self.view().await;
+    }
+
+    /// The id of its process.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     /// Its process.
@@ -118,7 +123,8 @@ fn mend(kind: Kind, directory: &Path) {
     let mut check = command(&kind.program("check-aof"));
     check.arg("--fix").arg(directory.join("appendonlydir/appendonly.aof.manifest"));
     let mut check = check.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("check-aof");
-    check.stdin.take().expect("its input").write_all(b"y\n").expect("an answer");
+    // One that finds nothing to mend ends without reading its answer.
+    let _ = check.stdin.take().expect("its input").write_all(b"y\n");
     check.wait().expect("it ends");
 }
 

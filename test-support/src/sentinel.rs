@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use futures_util::future::join_all;
@@ -39,6 +39,10 @@ pub struct Access<'a> {
     pub kind: Kind,
     /// What lies between all of them.
     pub network: Option<&'a Network>,
+    /// Further settings of the servers, which go before the set's own.
+    pub settings: &'a [(&'a str, &'a str)],
+    /// Variables of the servers.
+    pub environment: &'a [(&'a str, PathBuf)],
 }
 
 /// A sentinel on a free address, killed on drop.
@@ -223,8 +227,9 @@ impl SentinelSet {
             if access.network.is_some() {
                 settings.push(("bind-source-addr", Network::source_of(at).to_string()));
             }
-            let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-            servers.push(RedisServer::start_as(access.kind, &settings, &[]).await);
+            let settings = settings.iter().map(|(name, value)| (*name, value.as_str()));
+            let settings: Vec<_> = settings.chain(access.settings.iter().copied()).collect();
+            servers.push(RedisServer::start_as(access.kind, &settings, access.environment).await);
         }
         let sentinels = join_all((0..3).map(|_| Sentinel::start(addresses[0], access))).await;
         let scheme = if access.tls.is_some() { "rediss+sentinel" } else { "redis+sentinel" };

@@ -61,6 +61,32 @@ impl Claims<'_> {
     }
 }
 
+/// Campaigns to fill a database with: `live1` … of ten units, which Redis does not hold yet, and `over1` … that were evicted.
+#[derive(Debug, Clone, Copy)]
+pub struct Campaigns {
+    /// Number of campaigns without an end.
+    pub live: u64,
+    /// Number of campaigns that are over.
+    pub ended: u64,
+}
+
+impl Campaigns {
+    /// One statement that both databases understand, for [`Sql::run`].
+    pub fn insert(&self) -> String {
+        let (live, all) = (self.live, self.live + self.ended);
+        format!(
+            "INSERT INTO campaigns (id, name, starts_at, ends_at, time_zone, total, admin_state, version, epoch, token, \
+             register_id, sequence, events, created_at, changed_at, evicted_at, evicted_taken, evicted_sequence) \
+             WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {all}), \
+             each (i, ended) AS (SELECT i, CASE WHEN i > {live} THEN 1750000000000 END FROM n) \
+             SELECT CASE WHEN ended IS NULL THEN 'live' || CAST(i AS TEXT) ELSE 'over' || CAST(i - {live} AS TEXT) END, \
+             'One of many', 1700000000000, ended, 'UTC', 10, 'on', 1, 0, 0, 'r' || CAST(i AS TEXT), 0, 0, \
+             1700000000000, 1700000000000, ended, CASE WHEN ended IS NOT NULL THEN 0 END, \
+             CASE WHEN ended IS NOT NULL THEN 0 END FROM each"
+        )
+    }
+}
+
 /// Core's database, of either kind.
 #[derive(Debug, Clone)]
 pub struct Sql {
@@ -143,6 +169,22 @@ impl Sql {
         let statement = sqlx::AssertSqlSafe(statement);
         let done = sqlx::query(statement).execute(&self.pool).await;
         done.expect("a statement").rows_affected()
+    }
+
+    /// Changes a campaign's columns as a core does that dies before Redis hears of it: under the next version and number.
+    pub async fn change_campaign(&self, campaign: &str, set: &str) {
+        let mut transaction = self.pool.begin().await.expect("a transaction");
+        for statement in [
+            format!("UPDATE campaigns SET {set}, version = version + 1 WHERE id = '{campaign}'"),
+            "UPDATE last_change SET number = number + 1".to_owned(),
+            format!(
+                "UPDATE campaigns SET change_number = (SELECT number FROM last_change) WHERE id = '{campaign}'"
+            ),
+        ] {
+            let done = sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut *transaction).await;
+            assert_eq!(done.expect("a statement").rows_affected(), 1);
+        }
+        transaction.commit().await.expect("committed");
     }
 
     /// Keeps all others from writing claims: SQLite's exclusive lock, or PostgreSQL's on every campaign's row.

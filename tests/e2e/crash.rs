@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use serde_json::json;
+use support::only_on;
 use support::process::{Signal, runs, signal_pid};
 use support::rng::Rng;
 use support::storm::{Bounds, Seen, check, kill_once, resolve_unknown, storm, wishes};
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, SOON, claim_body, eventually, heavy};
 
@@ -49,6 +51,7 @@ async fn core_killed_during_two_thousand_claims() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_during_two_thousand_claims() {
+    only_on!(OWN, "core starts its own Redis again");
     let _turn = heavy().await;
     let mut rng = Rng::seeded("redis_killed");
     let core = Core::start().await;
@@ -77,6 +80,7 @@ async fn redis_killed_during_two_thousand_claims() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn winners_meet_their_claims_after_both_were_killed() {
+    only_on!(OWN, "core starts its own Redis again");
     let _turn = heavy().await;
     let mut core = Core::start().await;
     core.create("demo", json!({"total": 50})).await;
@@ -106,6 +110,7 @@ async fn winners_meet_their_claims_after_both_were_killed() {
 
 #[tokio::test]
 async fn a_killed_core_leaves_no_redis_behind() {
+    only_on!(OWN, "core ends its own Redis");
     let mut core = Core::start().await;
     let redis = core.redis_pid().await;
     core.kill();
@@ -114,6 +119,7 @@ async fn a_killed_core_leaves_no_redis_behind() {
 
 #[tokio::test]
 async fn a_core_told_to_stop_stops_all_and_keeps_all() {
+    only_on!(OWN, "core ends its own Redis");
     let mut core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let won = core.claim("demo", "alice", "k").await.expect(201).json();
@@ -168,6 +174,7 @@ async fn a_second_core_on_the_same_directory_is_refused() {
 
 #[tokio::test]
 async fn a_redis_that_dies_is_started_again_and_again() {
+    only_on!(OWN, "core starts its own Redis again");
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
     let mut last = core.redis_pid().await;

@@ -6,7 +6,7 @@ use serde_json::json;
 use support::clock::Clock;
 use support::core_client::campaign;
 use support::times::{ms, now_ms};
-use support::{Core, CoreOptions, RedisServer, Reply};
+use support::{Core, CoreOptions, Reply, Servers};
 
 const SECOND: i64 = 1000;
 const HOUR: i64 = 3600 * SECOND;
@@ -16,7 +16,7 @@ const DAY: i64 = 24 * HOUR;
 struct Timed {
     clock: Clock,
     core: Core,
-    _redis: RedisServer,
+    _redis: Servers,
     asked: u32,
 }
 
@@ -24,7 +24,7 @@ impl Timed {
     /// With the campaign `demo`: one unit a user and day in `zone`, open for a year past.
     async fn start(zone: &str) -> Self {
         let clock = Clock::new();
-        let redis = RedisServer::start_on(&clock).await;
+        let redis = Servers::start_on(&clock).await;
         let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
         let mut body = campaign("demo", json!({"per_user_per_day": 1}));
         body["time_zone"] = json!(zone);
@@ -161,7 +161,7 @@ async fn a_clock_set_back_gives_no_second_allowance_and_moves_no_count() {
 #[tokio::test]
 async fn the_window_moves_with_redis_clock() {
     let clock = Clock::new();
-    let redis = RedisServer::start_on(&clock).await;
+    let redis = Servers::start_on(&clock).await;
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
     let mut body = campaign("demo", json!({}));
     body["starts_at"] = json!(support::times::from_now(3600));
@@ -192,7 +192,7 @@ async fn cores_own_clock_changes_no_decision() {
     for moved in [-HOUR, HOUR] {
         let clock = Clock::new();
         clock.move_by_ms(moved);
-        let redis = RedisServer::start().await;
+        let redis = Servers::start().await;
         let mut options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", redis.url());
         for (name, value) in clock.environment() {
             options = options.with(name, value.to_str().unwrap());

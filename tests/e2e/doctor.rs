@@ -8,9 +8,11 @@ use std::process::{Output, Stdio};
 
 use serde_json::Value;
 use support::clock::Clock;
+use support::only_on;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::redis_server::RedisServer;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
 use tempfile::TempDir;
@@ -109,6 +111,7 @@ async fn serve_says(core: &Core, parts: &[&str]) {
 
 #[tokio::test]
 async fn nothing_is_found_where_nothing_is_wrong() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let core = CoreOptions::default().start_in(directory()).await;
     let said = doctor(&core.data_dir(), &[]).await;
     said.breaks(&[]).warns(&[]);
@@ -121,6 +124,7 @@ async fn nothing_is_found_where_nothing_is_wrong() {
 
 #[tokio::test]
 async fn without_a_running_core_the_rest_is_looked_at_and_nothing_is_made() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let outer = directory();
     let nowhere = outer.path().join("data");
     doctor(&nowhere, &[]).await.breaks(&[]).warns(&[]);
@@ -142,6 +146,7 @@ async fn without_a_running_core_the_rest_is_looked_at_and_nothing_is_made() {
 
 #[tokio::test]
 async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let careless = [
         ("appendonly", "no"),
         ("appendfsync", "everysec"),
@@ -176,6 +181,7 @@ async fn a_redis_that_loses_or_evicts_is_named_by_the_doctor_and_by_serve() {
 
 #[tokio::test]
 async fn replicas_that_follow_are_seen_and_a_replica_is_no_primary() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let at = free_address();
     let (ip, port) = (at.ip().to_string(), at.port().to_string());
     let bounds =
@@ -204,6 +210,7 @@ async fn replicas_that_follow_are_seen_and_a_replica_is_no_primary() {
 
 #[tokio::test]
 async fn clocks_that_are_apart_are_a_warning_and_then_a_fault() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let clock = Clock::new();
     let server = RedisServer::start_with(&[("maxmemory", "64mb")], &clock.environment()).await;
     let (data, url) = (directory(), server.url());
@@ -219,6 +226,7 @@ async fn clocks_that_are_apart_are_a_warning_and_then_a_fault() {
 
 #[tokio::test]
 async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let data = directory();
     let short = [("CLAIMGATE_ADMIN_TOKEN", "short"), ("CLAIMGATE_EDGE_KEYS", "k1:c2hvcnQ")];
     let said = doctor(data.path(), &short).await;
@@ -242,6 +250,7 @@ async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
 
 #[tokio::test]
 async fn a_data_directory_that_is_open_or_in_memory_is_named() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let mut core = CoreOptions::default().start_in(directory()).await;
     let data = core.data_dir();
     set_mode(&data.join("claimgate.sqlite"), 0o644);
@@ -263,6 +272,7 @@ async fn a_data_directory_that_is_open_or_in_memory_is_named() {
 
 #[tokio::test]
 async fn few_descriptors_and_too_much_memory_for_redis_are_warnings() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let data = directory();
     let few = run(&["prlimit", "--nofile=4096:4096"], &["--json"], data.path(), &[]).await;
     let said =
@@ -274,6 +284,7 @@ async fn few_descriptors_and_too_much_memory_for_redis_are_warnings() {
 
 #[tokio::test]
 async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let careful = match Postgres::start_with(&[("fsync", "on")]).await {
         Ok(careful) => careful,
         Err(why) => return println!("doctor: PostgreSQL SKIPPED: {why}"),
@@ -299,6 +310,7 @@ async fn a_postgresql_that_may_lose_what_it_committed_is_named() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_and_a_database_that_do_not_belong_together_are_named() {
+    only_on!(OWN, "the doctor looks at each kind of server by itself");
     let (ours, another) = (RedisServer::start().await, RedisServer::start().await);
     let first = CoreOptions::default().with("CLAIMGATE_REDIS_URL", ours.url()).start().await;
     first.create("theirs", serde_json::json!({"total": 5})).await;

@@ -9,12 +9,13 @@ use claimgate_core::config::{BATCH_MAX, sqlite_url};
 use claimgate_core::domain::campaign_change::NewCampaign;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
 use support::times::from_now;
 use support::wait::holds;
-use support::{RedisServer, SOON, claim_body, eventually};
+use support::{SOON, Servers, claim_body, eventually};
 use tokio::task::JoinSet;
 
 const CROWD: usize = 6000;
@@ -23,14 +24,17 @@ struct World {
     engine: Engine,
     /// As a thread of the HTTP server has it.
     of_thread: Engine,
-    _redis: RedisServer,
+    _redis: Servers,
 }
 
 impl World {
     async fn start(directory: &std::path::Path) -> Self {
-        let redis = RedisServer::start().await;
+        let redis = Servers::start().await;
         let sql = SqlStore::open(&sqlite_url(&directory.join("claimgate.sqlite"))).await.unwrap();
-        let engine = Engine::builder(sql).archive_after(Duration::MAX).build(&redis.url()).unwrap();
+        let engine =
+            Engine::builder(sql)
+                .archive_after(Duration::MAX)
+                .on(RedisAddress::parse(&redis.url(), None).unwrap());
         Self { of_thread: engine.for_thread(), engine, _redis: redis }
     }
 

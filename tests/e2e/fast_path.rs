@@ -13,6 +13,7 @@ use claimgate_core::http::listeners::internal_router;
 use claimgate_core::http::serve;
 use claimgate_core::http::state::AppState;
 use claimgate_core::http::threads::Threads;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_core::{clock, metrics};
 use claimgate_shared::http::BODY_BYTES_MAX;
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 use support::core_process::API_TOKEN;
 use support::raw::{Raw, claim_request, status};
 use support::times::from_now;
-use support::{RedisServer, claim_body};
+use support::{Servers, claim_body};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -32,16 +33,19 @@ const PREFIXES: [&str; 2] = ["slow-", "fast-"];
 struct Ways {
     state: AppState,
     listen: [SocketAddr; 2],
-    _running: (watch::Sender<bool>, RedisServer, TempDir),
+    _running: (watch::Sender<bool>, Servers, TempDir),
 }
 
 impl Ways {
     async fn start(concurrency_max: usize) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().unwrap()).clone();
-        let (redis, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+        let (redis, directory) = (Servers::start().await, tempfile::tempdir().unwrap());
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
-        let engine = Engine::builder(sql).archive_after(Duration::MAX).build(&redis.url()).unwrap();
+        let engine =
+            Engine::builder(sql)
+                .archive_after(Duration::MAX)
+                .on(RedisAddress::parse(&redis.url(), None).unwrap());
         let mut tokens = Tokens::default();
         tokens.add(Caller::BackEnd("shop".to_owned()), API_TOKEN);
         let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });

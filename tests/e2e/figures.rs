@@ -26,7 +26,7 @@ async fn core_is_ready_within_a_second() {
     let mut times = Vec::new();
     for _ in 0..3 {
         let started = Instant::now();
-        let core = Core::launch(CoreOptions::default());
+        let core = Core::launch(CoreOptions::default()).await;
         let url = core.admin_url("/readyz");
         eventually(SOON, || async {
             match core.client().try_get(&url, "").await {

@@ -281,7 +281,7 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
     core.claim("demo", "a", "before").await.expect(201);
-    let pid = core.redis_pid().await;
+    let pid = core.redis().await.node_of("demo").await.pid().await;
     signal_pid(pid, Signal::STOP);
     let asked = tokio::time::Instant::now();
     let refused = core.claim("demo", "a", "k").await;

@@ -11,7 +11,7 @@ use support::postgres::Postgres;
 use support::signing::Signed;
 use support::times::from_now;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
+use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 /// As old as a refusal of core's may be.
 const HEARD_MAX: Duration = Duration::from_millis(100);
@@ -20,7 +20,7 @@ const HEARD_MAX: Duration = Duration::from_millis(100);
 struct Pair {
     granting: Core,
     refusing: Core,
-    redis: RedisServer,
+    redis: Servers,
     _postgres: Postgres,
 }
 
@@ -35,7 +35,7 @@ impl Pair {
             }
         };
         let url = postgres.database("claimgate").await;
-        let redis = RedisServer::start().await;
+        let redis = Servers::start().await;
         let start = || {
             let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
             options.with("CLAIMGATE_REDIS_URL", redis.url()).start()
@@ -111,7 +111,7 @@ async fn what_another_core_gives_back_is_there_for_the_taking() {
     pair.granting.set_admin_state("demo", "resume").await.expect(200);
     pair.until_known_from_memory("demo", "fourth").await;
 
-    pair.redis.process().kill();
+    pair.redis.kill();
     a_moment_later().await;
     pair.refusing.claim("demo", "late", "k").await.refused(503, "unavailable");
 }

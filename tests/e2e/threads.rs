@@ -9,30 +9,34 @@ use claimgate_core::domain::campaign_change::{CampaignPatch, NewCampaign};
 use claimgate_core::domain::counters::Generation;
 use claimgate_core::engine::Engine;
 use claimgate_core::engine::handle::CampaignHandle;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::redis::slot::Slot;
 use claimgate_core::store::sql::SqlStore;
 use claimgate_shared::{Attempt, ClaimRequest, Outcome};
 use serde_json::json;
+use support::only_on;
 use support::times::from_now;
+use support::topology::ONE_SERVER;
 use support::wait::holds;
-use support::{RedisServer, SOON, claim_body, eventually};
+use support::{SOON, Servers, claim_body, eventually};
 use tempfile::TempDir;
 
 /// A core of two threads, in process.
 struct Threads {
     first: Engine,
     second: Engine,
-    redis: RedisServer,
+    redis: Servers,
     _directory: TempDir,
 }
 
 impl Threads {
     /// Connected by the URL of `redis` with `query` added, such as `?user=name&pass=word`.
-    async fn start(redis: RedisServer, query: &str) -> Self {
+    async fn start(redis: Servers, query: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
         let url = redis.url() + query;
-        let first = Engine::builder(sql).archive_after(Duration::MAX).build(&url).unwrap();
+        let first =
+            Engine::builder(sql).archive_after(Duration::MAX).on(RedisAddress::parse(&url, None).unwrap());
         Self { second: first.for_thread(), first, redis, _directory: directory }
     }
 
@@ -45,7 +49,7 @@ impl Threads {
     }
 
     async fn generations(&self) -> [Generation; 2] {
-        let slot = Slot::of("cg:{demo}");
+        let slot = Slot::of("cg:{c}");
         let generation = async |engine: &Engine| engine.sync.redis.session(slot).await.unwrap().generation();
         [generation(&self.first).await, generation(&self.second).await]
     }
@@ -65,7 +69,7 @@ async fn wins(engine: &Engine, user: &str) {
 
 #[tokio::test]
 async fn threads_connected_to_the_same_redis_need_no_sql_for_a_campaign_that_one_of_them_knows() {
-    let threads = Threads::start(RedisServer::start().await, "").await;
+    let threads = Threads::start(Servers::start().await, "").await;
     threads.campaign(10).await;
     wins(&threads.first, "a").await;
     threads.first.sync.sql.close().await;
@@ -76,7 +80,7 @@ async fn threads_connected_to_the_same_redis_need_no_sql_for_a_campaign_that_one
 
 #[tokio::test]
 async fn a_redis_that_was_restarted_ends_the_connections_of_every_thread() {
-    let mut threads = Threads::start(RedisServer::start().await, "").await;
+    let mut threads = Threads::start(Servers::start().await, "").await;
     let handle = threads.campaign(10).await;
     wins(&threads.first, "a").await;
     wins(&threads.second, "b").await;
@@ -96,7 +100,8 @@ async fn a_redis_that_was_restarted_ends_the_connections_of_every_thread() {
 
 #[tokio::test]
 async fn without_info_the_threads_share_one_connection() {
-    let redis = RedisServer::start().await;
+    only_on!(ONE_SERVER, "an ACL user of one server");
+    let redis = Servers::start().await;
     let view = redis.view().await;
     view.query::<()>(&["ACL", "SETUSER", "core", "on", ">secret", "~*", "+@all", "-info"]).await;
     let threads = Threads::start(redis, "?user=core&pass=secret").await;
@@ -111,7 +116,7 @@ async fn without_info_the_threads_share_one_connection() {
 
 #[tokio::test]
 async fn a_change_of_the_rules_on_one_thread_invalidates_what_all_have_cached() {
-    let threads = Threads::start(RedisServer::start().await, "").await;
+    let threads = Threads::start(Servers::start().await, "").await;
     let handle = threads.campaign(1).await;
     wins(&threads.first, "a").await;
     // Once the cache refuses, no refusal adds to the commands that Redis has run for claims.

@@ -5,9 +5,11 @@ use std::process::Stdio;
 
 use support::certificates::Certificates;
 use support::cluster::ClusterSet;
+use support::only_on;
 use support::process::{Signal, command, free_address};
 use support::redis_server::Kind;
 use support::sentinel::{Access, SERVICE, Sentinel, SentinelSet};
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually};
 
@@ -28,7 +30,7 @@ async fn server(settings: &[(&str, &str)]) -> (RedisServer, String) {
 /// `serve` ends with status 2 and a last line that names the variable and has `parts`; the doctor finds the same under the
 /// name `check`.
 async fn is_refused(url: &str, check: &str, parts: &[&str]) {
-    let mut core = Core::launch(CoreOptions::default().with("CLAIMGATE_REDIS_URL", url));
+    let mut core = Core::launch(CoreOptions::default().with("CLAIMGATE_REDIS_URL", url)).await;
     let status = core.process().wait(SOON).await;
     let log = core.log();
     let last = log.lines().last().unwrap_or_default();
@@ -60,6 +62,7 @@ async fn doctor_with(environment: &[(&str, &str)], data: &Path) -> String {
 
 #[tokio::test]
 async fn a_replica_is_refused_at_the_start() {
+    only_on!(OWN, "it brings its own servers");
     let (_primary, url) = server(&[]).await;
     let address = url.rsplit('@').next().unwrap().replace(':', " ");
     let (_replica, url) = server(&[("replicaof", &address)]).await;
@@ -68,6 +71,7 @@ async fn a_replica_is_refused_at_the_start() {
 
 #[tokio::test]
 async fn a_node_of_a_cluster_is_refused_at_the_start() {
+    only_on!(OWN, "it brings its own servers");
     let bus = free_address().port().to_string();
     let (_node, url) = server(&[("cluster-enabled", "yes"), ("cluster-port", &bus)]).await;
     is_refused(&url, "redis.role", &["cluster", "redis+cluster://"]).await;
@@ -75,6 +79,7 @@ async fn a_node_of_a_cluster_is_refused_at_the_start() {
 
 #[tokio::test]
 async fn a_sentinel_is_refused_at_the_start() {
+    only_on!(OWN, "it brings its own servers");
     let (_primary, url) = server(&[]).await;
     let sentinel = Sentinel::start(url.rsplit('@').next().unwrap().parse().unwrap(), Access::default()).await;
     let url = format!("redis://{}", sentinel.address());
@@ -91,7 +96,7 @@ async fn keys_of_another_layout_are_refused_at_the_start() {
     first.stop().await;
     first.restart().await.stop().await;
     server.view().await.query::<()>(&["SET", "cg:layout", "5"]).await;
-    let mut second = Core::launch(options);
+    let mut second = Core::launch(options).await;
     let status = second.process().wait(SOON).await;
     let log = second.log();
     assert_eq!(status.code(), Some(2), "{log}");
@@ -103,6 +108,7 @@ async fn keys_of_another_layout_are_refused_at_the_start() {
 /// There may be a failover behind the address: core waits for the primary.
 #[tokio::test]
 async fn a_server_that_becomes_a_replica_later_is_waited_for() {
+    only_on!(OWN, "it brings its own servers");
     let (server, url) = server(&[]).await;
     let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).start().await;
     core.create("demo", serde_json::json!({"total": 5})).await;
@@ -126,6 +132,7 @@ async fn a_server_that_becomes_a_replica_later_is_waited_for() {
 
 #[tokio::test]
 async fn a_service_that_no_sentinel_watches_is_refused_at_the_start() {
+    only_on!(OWN, "it brings its own servers");
     let set = SentinelSet::start(Kind::Redis).await;
     let user = format!("core:{PASSWORD}@");
     is_refused(&set.url_with(&user, "elsewhere"), "redis.role", &["'elsewhere'", "SENTINEL MASTERS"]).await;
@@ -180,6 +187,7 @@ const SENTINEL_PASSWORD: &str = "the-sentinels-own-password";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_servers_have_passwords_of_their_own() {
+    only_on!(OWN, "it brings its own servers");
     let access = Access { sentinel_password: Some(SENTINEL_PASSWORD), ..Access::default() };
     let set = SentinelSet::start_with(access).await;
     let url = with_user(&set).await;
@@ -200,7 +208,7 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
 
     // With another one core waits, and says for what.
     let wrong = options.with("CLAIMGATE_REDIS_SENTINEL_PASSWORD", "not-that-one");
-    let core = Core::launch(wrong);
+    let core = Core::launch(wrong).await;
     eventually(SOON, || async {
         let log = core.log();
         let said =
@@ -213,6 +221,7 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_servers_behind_tls() {
+    only_on!(OWN, "it brings its own servers");
     let certificates = match Certificates::make() {
         Ok(certificates) => certificates,
         Err(why) => return println!("topologies: TLS SKIPPED: {why}"),
@@ -227,6 +236,7 @@ async fn sentinels_and_servers_behind_tls() {
 /// Of three sentinels one is dead and one stands still: core starts with the third, and the doctor names the two.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_sentinel_that_answers_is_enough_to_start() {
+    only_on!(OWN, "it brings its own servers");
     let set = SentinelSet::start(Kind::Redis).await;
     let url = set.url();
     set.sentinels[0].signal(Signal::KILL);
@@ -243,6 +253,7 @@ async fn one_sentinel_that_answers_is_enough_to_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_is_known_from_any_of_its_nodes() {
+    only_on!(OWN, "it brings its own servers");
     let set = ClusterSet::start(Kind::Redis).await;
     for node in &set.nodes {
         let password = format!(">{PASSWORD}");

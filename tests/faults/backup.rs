@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::core_client::campaign;
+use support::only_on;
 use support::postgres::Postgres;
 use support::process::{command, free_address};
 use support::sql::Sql;
 use support::storm::{Seen, Wish, wishes};
-use support::{Core, CoreOptions, RedisServer, SOON, eventually};
+use support::topology::OWN;
+use support::{Core, CoreOptions, RedisServer, SOON, Servers, eventually};
 use tempfile::TempDir;
 
 use crate::fixture::Fixture;
@@ -189,6 +191,7 @@ impl Before {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite() {
+    only_on!(OWN, "it brings its own servers");
     let row = Row::begin("backup: SQLite, managed Redis");
     let mut fixture = Fixture::managed().await;
     let there = Shell::beside(&fixture.core.data_dir());
@@ -210,6 +213,7 @@ async fn sqlite() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres() {
+    only_on!(OWN, "it brings its own servers");
     let row = Row::begin("backup: PostgreSQL, external Redis");
     let postgres = match Postgres::start().await {
         Ok(postgres) => postgres,
@@ -229,7 +233,8 @@ async fn postgres() {
         shell.with("CLAIMGATE_DATABASE_URL", url)
     };
     let mut fixture = Fixture::managed_with(options).await;
-    (fixture.server, fixture.postgres, fixture.sql) = (Some(server), Some(postgres), Sql::open(&urls[0]));
+    (fixture.server, fixture.postgres, fixture.sql) =
+        (Some(Servers::One(server)), Some(postgres), Sql::open(&urls[0]));
     let there = shell(&fixture.core.data_dir(), &urls[0]);
     if let Err(why) = there.has(&["pg_dump", "pg_restore", "redis-cli"]).await {
         return row.skip(&why);

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::cluster::ClusterSet;
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
 use support::sql::Sql;
 use support::storm::Seen;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 
@@ -213,6 +215,7 @@ async fn a_slot_moves_under_load(kind: Kind) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_moves_at_once_under_load() {
+    only_on!(OWN, "it brings its own servers");
     let row = Row::begin_on(Kind::Valkey, "Cluster: a slot moved at once under load");
     a_slot_moves(row, Kind::Valkey, Move::AtOnce).await;
 }

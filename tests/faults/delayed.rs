@@ -9,9 +9,11 @@ use futures_util::stream;
 use reqwest::Method;
 use support::core_client::campaign;
 use support::fault_proxy::FaultProxy;
+use support::only_on;
 use support::postgres::Postgres;
 use support::rng::Rng;
 use support::sql::Sql;
+use support::topology::ONE_SERVER;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, SOON, eventually, heavy};
 
@@ -29,6 +31,7 @@ const CAMPAIGNS: usize = 30;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn campaigns_created_under_a_crowd_over_two_slow_cores_are_exact() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("two cores, slow ways: campaigns created under a crowd");
     let _turn = heavy().await;
     let postgres = match Postgres::start().await {

@@ -12,7 +12,7 @@ use support::signing::claim_id;
 use support::sql::{Sql, SqlClaim};
 use support::times::from_now;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
+use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
@@ -27,7 +27,7 @@ fn options() -> CoreOptions {
 async fn two_cores() -> Result<Fixture, String> {
     let postgres = Postgres::start().await?;
     let url = postgres.database("claimgate").await;
-    let server = RedisServer::start().await;
+    let server = Servers::start().await;
     let start = || {
         let options = options().with("CLAIMGATE_DATABASE_URL", &url);
         options.with("CLAIMGATE_REDIS_URL", server.url()).start()

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
 use support::fault_proxy::FaultProxy;
+use support::only_on;
 use support::postgres::Postgres;
 use support::process::Signal;
 use support::rng::Rng;
 use support::sql::Sql;
 use support::storm::{Seen, Wish};
+use support::topology::ONE_SERVER;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, heavy};
 
@@ -85,6 +87,7 @@ impl Pair {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_under_load() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("failover of a replicated Redis under load");
     let _turn = heavy().await;
     let mut pair = Pair::start().await;
@@ -171,6 +174,7 @@ async fn quiet(core: &Core, redis: &RedisView) {
 /// one has nothing to go by but that the server was promoted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_that_forgets_a_user() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("failover of a replicated Redis that forgets what a user took");
     let postgres = match Postgres::start().await {
         Ok(postgres) => postgres,
@@ -258,6 +262,7 @@ impl Behind {
 /// With two cores the one that has seen more suspends the campaign for both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_under_two_cores() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("failover of a replicated Redis under two cores");
     let mut fixture = match Fixture::two_cores().await {
         Ok(fixture) => fixture,
@@ -266,7 +271,7 @@ async fn failover_under_two_cores() {
     let checker = Checker::create(&fixture.core, "demo", Limits { total: Some(40), ..LIMITS }).await;
     checker.win(fixture.other(), 0..10).await;
     fixture.relayed("demo").await;
-    let behind = Behind::remember(fixture.server()).await;
+    let behind = Behind::remember(fixture.server().one()).await;
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 10..20).await;
     row.kill();
@@ -284,6 +289,7 @@ async fn failover_under_two_cores() {
 /// are granted again, in smaller pieces. Whatever reaches SQL first, SQL stays within the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failover_with_claims_in_hand() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("failover of a replicated Redis with claims in hand");
     let mut fixture = match Fixture::two_cores().await {
         Ok(fixture) => fixture,
@@ -293,7 +299,7 @@ async fn failover_with_claims_in_hand() {
     let checker = Checker::create(&fixture.core, "demo", limits).await;
     checker.win(fixture.other(), 0..10).await;
     fixture.relayed("demo").await;
-    let behind = Behind::remember(fixture.server()).await;
+    let behind = Behind::remember(fixture.server().one()).await;
     let held = fixture.sql.hold().await;
     many(&checker, &fixture.core, "large", 10, 5).await;
     until_in_hand(&fixture.redis().await, 2).await;

@@ -7,7 +7,8 @@ use support::checker::{Checker, Expect, Limits};
 use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
 use support::sql::Sql;
-use support::{Core, CoreOptions, RedisServer, RedisView};
+use support::topology::Topology;
+use support::{Core, CoreOptions, RedisServer, RedisView, Servers};
 
 use crate::tally::Row;
 
@@ -17,7 +18,7 @@ pub struct Fixture {
     pub core: Core,
     pub others: Vec<Core>,
     pub proxy: Option<FaultProxy>,
-    pub server: Option<RedisServer>,
+    pub server: Option<Servers>,
     pub postgres: Option<Postgres>,
     pub sql: Sql,
 }
@@ -27,37 +28,46 @@ pub const ROOMY: Limits =
     Limits { total: Some(100_000), per_user: Some(5_000), per_user_per_day: Some(5_000) };
 
 impl Fixture {
-    /// One core with all its own: managed Redis, SQLite.
+    /// One core with all its own: managed Redis, SQLite; on another topology on servers of the test's.
     pub async fn managed() -> Self {
         Self::managed_with(CoreOptions::default()).await
     }
 
     /// The same, with options.
     pub async fn managed_with(options: CoreOptions) -> Self {
+        if Topology::asked() != Topology::Own {
+            return Self::external_with(options).await;
+        }
         let core = options.start().await;
         let sql = Sql::in_directory(&core.data_dir());
         Self { core, others: vec![], proxy: None, server: None, postgres: None, sql }
     }
 
-    /// One core on a Redis of the test's, SQLite.
+    /// One core on servers of the test's, SQLite.
     pub async fn external() -> Self {
-        Self::on(RedisServer::start().await, CoreOptions::default()).await
+        Self::external_with(CoreOptions::default()).await
+    }
+
+    /// The same, with options.
+    pub async fn external_with(options: CoreOptions) -> Self {
+        Self::on(Servers::start().await, options).await
     }
 
     /// One core on `server`, SQLite.
-    pub async fn on(server: RedisServer, options: CoreOptions) -> Self {
+    pub async fn on(server: Servers, options: CoreOptions) -> Self {
         let core = options.with("CLAIMGATE_REDIS_URL", server.url()).start().await;
         let sql = Sql::in_directory(&core.data_dir());
         Self { core, others: vec![], proxy: None, server: Some(server), postgres: None, sql }
     }
 
-    /// One core that reaches its Redis through a proxy, SQLite.
+    /// One core that reaches its one server through a proxy, SQLite: [`ONE_SERVER`](support::topology::ONE_SERVER).
     pub async fn proxied() -> Self {
         let server = RedisServer::start().await;
         let proxy = FaultProxy::start(socket(&server)).await;
         let core = CoreOptions::default().with("CLAIMGATE_REDIS_URL", proxy.url()).start().await;
         let sql = Sql::in_directory(&core.data_dir());
-        Self { core, others: vec![], proxy: Some(proxy), server: Some(server), postgres: None, sql }
+        let server = Some(Servers::One(server));
+        Self { core, others: vec![], proxy: Some(proxy), server, postgres: None, sql }
     }
 
     /// One core with a managed Redis or one of the test's, on PostgreSQL; `Err` where there is none.
@@ -65,7 +75,8 @@ impl Fixture {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
         let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
-        let server = if managed { None } else { Some(RedisServer::start().await) };
+        let managed = managed && Topology::asked() == Topology::Own;
+        let server = if managed { None } else { Some(Servers::start().await) };
         if let Some(server) = &server {
             options = options.with("CLAIMGATE_REDIS_URL", server.url());
         }
@@ -73,20 +84,23 @@ impl Fixture {
         Ok(Self { core, others: vec![], proxy: None, server, postgres: Some(postgres), sql: Sql::open(&url) })
     }
 
-    /// Two cores on one Redis and one PostgreSQL; the first reaches Redis through a proxy. `Err` where there is none.
+    /// Two cores on the same servers and one PostgreSQL; where there is one server, the first reaches it through a proxy.
+    /// `Err` where there is no PostgreSQL.
     pub async fn two_cores() -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
-        let server = RedisServer::start().await;
-        let proxy = FaultProxy::start(socket(&server)).await;
+        let server = Servers::start().await;
+        let proxy = match &server {
+            Servers::One(server) => Some(FaultProxy::start(socket(server)).await),
+            _ => None,
+        };
         let start = |redis: String| {
             let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
             options.with("CLAIMGATE_REDIS_URL", redis).start()
         };
-        let core = start(proxy.url()).await;
+        let core = start(proxy.as_ref().map_or_else(|| server.url(), FaultProxy::url)).await;
         let others = vec![start(server.url()).await];
-        let (proxy, server, postgres) = (Some(proxy), Some(server), Some(postgres));
-        Ok(Self { core, others, proxy, server, postgres, sql: Sql::open(&url) })
+        Ok(Self { core, others, proxy, server: Some(server), postgres: Some(postgres), sql: Sql::open(&url) })
     }
 
     /// The Redis under the cores, past them.
@@ -97,9 +111,17 @@ impl Fixture {
         }
     }
 
-    /// The test's Redis.
-    pub fn server(&mut self) -> &mut RedisServer {
-        self.server.as_mut().expect("a Redis of the test's")
+    /// The test's servers.
+    pub fn server(&mut self) -> &mut Servers {
+        self.server.as_mut().expect("servers of the test's")
+    }
+
+    /// The process ids of all that decide.
+    pub async fn redis_pids(&self) -> Vec<u32> {
+        match &self.server {
+            Some(server) => server.pids(),
+            None => vec![self.core.redis_pid().await],
+        }
     }
 
     /// The proxy before the first core's Redis.

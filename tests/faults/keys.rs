@@ -47,7 +47,7 @@ async fn flushall() {
     for _ in 0..3 {
         fixture.relayed("demo").await;
         row.fault();
-        redis.query::<()>(&["FLUSHALL"]).await;
+        redis.query_all::<()>(&["FLUSHALL"]).await;
         no_new_user_wins(&checker, &fixture.core).await;
     }
     fixture.judge(row, &checker, Expect::default()).await;
@@ -64,7 +64,7 @@ async fn flushall_before_sql_has_heard() {
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 20..30).await;
     row.fault();
-    redis.query::<()>(&["FLUSHALL"]).await;
+    redis.query_all::<()>(&["FLUSHALL"]).await;
     held.release().await;
     // What a relay had in hand when the keys went may have reached SQL; what is gone is decided afresh.
     for user in 20..60 {
@@ -143,7 +143,7 @@ struct Copy {
 
 impl Copy {
     async fn take(fixture: &Fixture) -> Self {
-        let redis = fixture.redis().await;
+        let redis = fixture.redis().await.node_of("demo").await;
         let directory = Path::new(&setting(&redis, "dir").await).join(setting(&redis, "appenddirname").await);
         let kept = tempfile::Builder::new().prefix("cgcopy-").tempdir().unwrap();
         copy(&directory, &kept.path().join("files"));
@@ -151,7 +151,7 @@ impl Copy {
     }
 
     async fn put_back(&self, fixture: &mut Fixture) {
-        fixture.server().process().kill();
+        fixture.server().kill();
         std::fs::remove_dir_all(&self.directory).unwrap();
         copy(&self.kept.path().join("files"), &self.directory);
         fixture.server().kill_and_restart().await;

@@ -3,7 +3,9 @@
 use claimgate_core::store::redis::scripts;
 use support::checker::{Checker, Expect};
 use support::fault_proxy::Cut;
+use support::only_on;
 use support::storm::Seen;
+use support::topology::ONE_SERVER;
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
@@ -52,12 +54,14 @@ async fn killed_at_the_acknowledgement(row: Row, cut: Cut, left_in_the_outbox: b
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_after_commit() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("core killed after SQL's commit, before it is acknowledged");
     killed_at_the_acknowledgement(row, Cut::BeforeRequest, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_killed_after_acknowledging() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("core killed after it is acknowledged, before it knows");
     killed_at_the_acknowledgement(row, Cut::AfterRequest, false).await;
 }

@@ -8,6 +8,8 @@ use claimgate_core::store::redis::lease::{LeaseError, LeaseHolder};
 use claimgate_core::store::redis::scripts::LAYOUT;
 use redis::Client;
 use support::inspect::key;
+use support::only_on;
+use support::topology::ONE_SERVER;
 use support::{RedisServer, RedisView};
 use tokio::time::sleep;
 
@@ -41,6 +43,7 @@ fn is_taken<T>(result: &Result<T, LeaseError>) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_holder_cannot_release_anothers_lock() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: a late holder cannot release another's");
     let locks = Locks::new().await;
     let (slow, quick, third) = (locks.owner(), locks.owner(), locks.owner());
@@ -60,6 +63,7 @@ async fn a_late_holder_cannot_release_anothers_lock() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_holder_finds_out() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: a late holder finds out");
     let locks = Locks::new().await;
     let (slow, quick) = (locks.owner(), locks.owner());
@@ -118,6 +122,7 @@ const RULES: &str = "..................................................";
 /// What an old token still wants to write is refused, step by step (`suspend.lua`, `load.lua`).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_token_cannot_write() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: an old token cannot write");
     let loads = Loads::new().await;
     assert_eq!(loads.suspend("ours", "7").await, "suspended");
@@ -149,6 +154,7 @@ async fn an_old_token_cannot_write() {
 /// An older loader must not find an empty place where a newer one was before it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_old_token_cannot_write_over_nothing() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: an old token cannot write over nothing");
     let loads = Loads::new().await;
     assert_eq!(loads.step("7", "begin", &[]).await, "late", "nothing was suspended");
@@ -162,6 +168,7 @@ async fn an_old_token_cannot_write_over_nothing() {
 /// What belongs to another register, or to another layout, is left as it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_ours_is_not_suspended() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: what is not ours is not suspended");
     let loads = Loads::new().await;
     loads.suspend("theirs", "7").await;
@@ -179,6 +186,7 @@ async fn what_is_not_ours_is_not_suspended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_longer_than_the_lease_keeps_it() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: work longer than the lease keeps it");
     let locks = Locks::new().await;
     let (worker, other) = (locks.owner(), locks.owner());
@@ -195,6 +203,7 @@ async fn work_longer_than_the_lease_keeps_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crashed_holders_lock_frees_itself() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: a crashed holder's frees itself");
     let locks = Locks::new().await;
     let (crashed, other) = (locks.owner(), locks.owner());
@@ -211,6 +220,7 @@ async fn a_crashed_holders_lock_frees_itself() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_owner_may_enter_again() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: its owner may enter again");
     let locks = Locks::new().await;
     let (owner, other) = (locks.owner(), locks.owner());
@@ -227,6 +237,7 @@ async fn an_owner_may_enter_again() {
 /// A waiting caller asks less and less often, and at most for as long as it said.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_backs_off() {
+    only_on!(ONE_SERVER, "the lease itself, on one server");
     let row = Row::begin("lock: waiting backs off");
     let locks = Locks::new().await;
     let (holder, waiting) = (locks.owner(), locks.owner());

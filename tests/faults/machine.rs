@@ -8,11 +8,13 @@ use serde_json::json;
 use support::checker::{Checker, Expect, Limits};
 use support::clock::Clock;
 use support::core_client::campaign;
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
 use support::storm::{Seen, Wish};
 use support::times::from_now;
-use support::{CoreOptions, RedisServer};
+use support::topology::OWN;
+use support::{CoreOptions, Servers};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -33,7 +35,7 @@ fn code(seen: &Seen) -> &str {
 async fn clock_under_redis() {
     let row = Row::begin("clock: one hour back and forth under Redis");
     let clock = Clock::new();
-    let fixture = Fixture::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
+    let fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: Some(1000), per_user: Some(3), per_user_per_day: Some(3) };
     let mut body = campaign("demo", limits.json());
     body["starts_at"] = json!(from_now(-1800));
@@ -59,7 +61,7 @@ async fn clock_under_redis() {
 async fn clock_across_midnight() {
     let row = Row::begin("clock: across midnight and back under Redis");
     let clock = Clock::new();
-    let fixture = Fixture::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
+    let fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: None, per_user: None, per_user_per_day: Some(1) };
     let checker = Checker::create(&fixture.core, "demo", limits).await;
     for round in 0..4 {
@@ -87,7 +89,7 @@ async fn clock_in_core() {
     for (name, value) in clock.environment() {
         options = options.with(name, value.display().to_string());
     }
-    let fixture = Fixture::on(RedisServer::start().await, options).await;
+    let fixture = Fixture::on(Servers::start().await, options).await;
     let limits = Limits { total: Some(1000), per_user: Some(1), per_user_per_day: Some(1) };
     let mut body = campaign("demo", limits.json());
     body["starts_at"] = json!(from_now(-1800));
@@ -107,6 +109,7 @@ async fn clock_in_core() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn descriptors_used_up() {
+    only_on!(OWN, "core starts its own Redis again");
     let row = Row::begin("descriptors used up");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -143,6 +146,7 @@ fn limit_descriptors(pid: u32, count: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disk_full() {
+    only_on!(OWN, "the disk is that of core and its own Redis");
     let row = Row::begin("disk full");
     if !rustix::process::geteuid().is_root() {
         return row.skip("only root can mount a small disk");

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use support::checker::{Checker, Expect, Promise};
 use support::core_process::DECISION;
 use support::inspect::key;
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::storm::{Seen, wishes};
+use support::topology::{ONE_SERVER, OWN};
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, RedisView, SOON, Snapshot, eventually};
+use support::{Core, CoreOptions, RedisView, SOON, Snapshot, eventually};
 use tokio::time::sleep;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -30,6 +32,7 @@ async fn under_load<T>(checker: &Checker, core: &Core, users: usize, fault: impl
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_killed_under_load() {
+    only_on!(OWN, "core starts its own Redis again");
     let row = Row::begin("Redis killed under load");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -76,23 +79,26 @@ async fn stalled(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stall_by_sigstop() {
     let fixture = Fixture::managed().await;
-    let pid = fixture.core.redis_pid().await;
-    let stop = async |_: &Fixture| signal_pid(pid, Signal::STOP);
-    let go_on = async |_: &Fixture| signal_pid(pid, Signal::CONT);
+    let pids = fixture.redis_pids().await;
+    let stop = async |_: &Fixture| pids.iter().for_each(|pid| signal_pid(*pid, Signal::STOP));
+    let go_on = async |_: &Fixture| pids.iter().for_each(|pid| signal_pid(*pid, Signal::CONT));
     stalled(Row::begin("stall: SIGSTOP"), fixture, stop, go_on).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stall_by_client_pause() {
     let fixture = Fixture::external().await;
-    let pause =
-        async |fixture: &Fixture| fixture.redis().await.query(&["CLIENT", "PAUSE", "60000", "WRITE"]).await;
-    let go_on = async |fixture: &Fixture| fixture.redis().await.query(&["CLIENT", "UNPAUSE"]).await;
+    let say = async |fixture: &Fixture, words: &[&str]| {
+        fixture.redis().await.query_all::<()>(words).await;
+    };
+    let pause = async |fixture: &Fixture| say(fixture, &["CLIENT", "PAUSE", "60000", "WRITE"]).await;
+    let go_on = async |fixture: &Fixture| say(fixture, &["CLIENT", "UNPAUSE"]).await;
     stalled(Row::begin("stall: CLIENT PAUSE WRITE"), fixture, pause, go_on).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runaway_script() {
+    only_on!(ONE_SERVER, "the script runs on one server");
     let fixture = Fixture::external().await;
     let redis = fixture.redis().await;
     redis.query::<()>(&["CONFIG", "SET", "busy-reply-threshold", "200"]).await;
@@ -117,7 +123,7 @@ async fn scripts_lost() {
     let flush = async {
         for _ in 0..20 {
             row.fault();
-            redis.query::<()>(&["SCRIPT", "FLUSH"]).await;
+            redis.query_all::<()>(&["SCRIPT", "FLUSH"]).await;
             sleep(Duration::from_millis(20)).await;
         }
     };
@@ -173,7 +179,7 @@ async fn the_relay_works_without_memory() {
 async fn a_campaign_that_is_over_is_evicted_without_memory() {
     let row = Row::begin("memory limit: a campaign that is over leaves Redis");
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
-    let fixture = Fixture::on(RedisServer::start().await, options).await;
+    let fixture = Fixture::external_with(options).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let redis = fixture.redis().await;
     checker.win(&fixture.core, 0..20).await;
@@ -192,7 +198,7 @@ async fn a_campaign_that_is_over_is_evicted_without_memory() {
 }
 
 async fn limit_memory(redis: &RedisView, bytes: u64) {
-    redis.query::<()>(&["CONFIG", "SET", "maxmemory", &bytes.to_string()]).await;
+    redis.query_all::<()>(&["CONFIG", "SET", "maxmemory", &bytes.to_string()]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -205,9 +211,9 @@ async fn torn_append_only_file() {
     // What SQL has not heard of when the file is torn is lost, and only that.
     let held = fixture.sql.hold().await;
     checker.win(&fixture.core, 30..40).await;
-    let file = newest_incremental_file(&fixture.redis().await).await;
+    let file = newest_incremental_file(&fixture.redis().await.node_of("demo").await).await;
     row.kill();
-    fixture.server().process().kill();
+    fixture.server().kill();
     let bytes = file.metadata().unwrap().len();
     OpenOptions::new().write(true).open(&file).unwrap().set_len(bytes - 60).unwrap();
     held.release().await;

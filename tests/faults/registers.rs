@@ -9,10 +9,12 @@ use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
 use support::core_process::API_TOKEN;
 use support::inspect::key;
+use support::only_on;
 use support::process::command;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::storm::Seen;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, binary, eventually};
 
@@ -220,11 +222,11 @@ async fn another_registers_campaign_of_the_same_name_is_left_alone() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// `claimgate drop-foreign demo`, as the operator of `stranger` would call it: its status, and what it said.
-async fn drop_foreign(stranger: &Core, redis_url: &str, file: &Path) -> (Option<i32>, String) {
+/// `claimgate drop-foreign`, as the operator of the data directory `data` would call it: its status, and what it said.
+pub async fn drop_foreign(id: &str, data: &Path, redis_url: &str, file: &Path) -> (Option<i32>, String) {
     let mut command = command(&binary::claimgate());
-    command.args(["drop-foreign", "demo", "--export"]).arg(file);
-    command.env("CLAIMGATE_DATA_DIR", stranger.data_dir()).env("CLAIMGATE_REDIS_URL", redis_url);
+    command.args(["drop-foreign", id, "--export"]).arg(file);
+    command.env("CLAIMGATE_DATA_DIR", data).env("CLAIMGATE_REDIS_URL", redis_url);
     let output = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
     let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
     (output.status.code(), said)
@@ -243,12 +245,12 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     let stranger = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url.clone()).start().await;
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str| directory.path().join(name);
-    let (status, said) = drop_foreign(&fixture.core, &url, &file("ours")).await;
+    let (status, said) = drop_foreign("demo", &fixture.core.data_dir(), &url, &file("ours")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("this database's own") && !file("ours").exists(), "{said}");
 
     // Its core brings it back meanwhile: nothing is lost by the attempt.
-    let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
+    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("a core serves"), "{said}");
     eventually(SOON, || async {
@@ -267,9 +269,9 @@ async fn another_registers_campaign_is_removed_once_it_is_written_down_and_no_co
     row.kill();
     fixture.core.kill();
     held.release().await;
-    let (status, said) = drop_foreign(&stranger, &url, &file("served")).await;
+    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("served")).await;
     assert_eq!(status, Some(2), "a file is not overwritten: {said}");
-    let (status, said) = drop_foreign(&stranger, &url, &file("claims.csv")).await;
+    let (status, said) = drop_foreign("demo", &stranger.data_dir(), &url, &file("claims.csv")).await;
     assert_eq!(status, Some(0), "{said}");
     let text = std::fs::read_to_string(file("claims.csv")).unwrap();
     let ids: BTreeSet<_> = text.lines().skip(1).map(|line| line.split(',').next().unwrap()).collect();
@@ -328,6 +330,7 @@ async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_core_with_a_redis_of_its_own_is_refused() {
+    only_on!(OWN, "each core has a Redis of its own");
     let row = Row::begin("two cores with a Redis of their own on one database");
     let fixture = match Fixture::on_postgres(true).await {
         Ok(fixture) => fixture,
@@ -337,7 +340,7 @@ async fn a_second_core_with_a_redis_of_its_own_is_refused() {
     checker.win(&fixture.core, 0..60).await;
     row.fault();
     let url = fixture.postgres.as_ref().unwrap().url("claimgate");
-    let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url));
+    let mut second = Core::launch(CoreOptions::default().with("CLAIMGATE_DATABASE_URL", url)).await;
     let (list, token) = (second.admin_url("/admin/v1/campaigns"), fixture.core.admin_token());
     if let Ok(reply) = second.client().try_get(&list, &token).await {
         assert!(reply.status >= 400, "it takes no calls yet: {}", reply.text());
@@ -353,6 +356,7 @@ async fn a_second_core_with_a_redis_of_its_own_is_refused() {
 /// A restore, or a replaced host: no action is needed, or `--take-over` says so at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one() {
+    only_on!(OWN, "each core has a Redis of its own");
     let row = Row::begin("a replaced Redis on the same PostgreSQL");
     let mut fixture = match Fixture::on_postgres(true).await {
         Ok(fixture) => fixture,
@@ -370,7 +374,7 @@ async fn a_redis_that_was_replaced_serves_once_no_core_serves_with_the_old_one()
     fixture.relayed("demo").await;
     row.kill();
     fixture.core.stop().await;
-    fixture.core = Core::launch(options);
+    fixture.core = Core::launch(options).await;
     // 30 s, by itself.
     eventually(2 * SOON, || async {
         let reply = fixture.core.client().try_get(&fixture.core.admin_url("/readyz"), "").await;

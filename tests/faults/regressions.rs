@@ -9,9 +9,11 @@ use support::clock::Clock;
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::inspect::key;
+use support::only_on;
 use support::storm::Seen;
+use support::topology::ONE_SERVER;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, SOON, eventually};
+use support::{Core, CoreOptions, SOON, Servers, eventually};
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
@@ -63,7 +65,7 @@ async fn late_relay(row: Row, late: impl AsyncFn(&Fixture, &Checker) -> String, 
         checker.ended(&id);
     }
     row.fault();
-    redis.query::<()>(&["FLUSHALL"]).await;
+    redis.query_all::<()>(&["FLUSHALL"]).await;
     and_then.run(&fixture, &checker, &id).await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     fixture.judge(row, &checker, PERSISTED).await;
@@ -117,6 +119,7 @@ impl Late {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_core_that_relays_late() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("a core that relays late: its grants are revoked");
     let number = std::cell::Cell::new(0);
     let grant = async |fixture: &Fixture, checker: &Checker| {
@@ -128,6 +131,7 @@ async fn a_core_that_relays_late() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_return_that_is_relayed_late() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("a core that relays late: a return revokes nothing");
     let number = std::cell::Cell::new(0);
     let give_back = async |fixture: &Fixture, checker: &Checker| {
@@ -156,8 +160,8 @@ async fn a_loss_is_a_named_gap() {
     checker.win(&fixture.core, 10..20).await;
     // The whole outbox goes, also what the relay has in hand: it is another Redis from here on.
     row.fault();
-    redis.query::<()>(&["FLUSHALL"]).await;
-    redis.query::<()>(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    redis.query_all::<()>(&["FLUSHALL"]).await;
+    redis.query_all::<()>(&["CLIENT", "KILL", "TYPE", "normal"]).await;
     held.release().await;
     wins(&checker, &fixture.core, "after").await;
     fixture.relayed("demo").await;
@@ -215,7 +219,7 @@ async fn honest_histories_pass_the_guard() {
 /// A campaign that holds, on a Redis whose clock the test moves.
 async fn holding(total: u64) -> (Clock, Fixture, Checker) {
     let clock = Clock::new();
-    let fixture = Fixture::on(RedisServer::start_on(&clock).await, CoreOptions::default()).await;
+    let fixture = Fixture::on(Servers::start_on(&clock).await, CoreOptions::default()).await;
     let limits = Limits { total: Some(total), per_user: Some(1), per_user_per_day: None };
     let mut body = campaign("demo", limits.json());
     body["hold_seconds"] = json!(3600);

@@ -5,9 +5,11 @@ use std::time::Duration;
 use support::checker::{Checker, Expect};
 use support::core_client::claim_body;
 use support::fault_proxy::Cut;
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::raw::{Raw, claim_request};
 use support::storm::Seen;
+use support::topology::ONE_SERVER;
 use support::wait::holds;
 use support::{SOON, eventually};
 use tokio::time::sleep;
@@ -38,22 +40,26 @@ async fn cut_at(row: Row, cut: Cut, times: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_before_the_request() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     cut_at(Row::begin("cut before the request"), Cut::BeforeRequest, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_after_the_request() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     cut_at(Row::begin("cut after the request"), Cut::AfterRequest, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_mid_reply() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     cut_at(Row::begin("cut in the middle of the reply"), Cut::MidReply(30), 3).await;
 }
 
 /// Between core's finding that Redis answers and the next thing it asks, Redis may go again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn core_starts_though_redis_goes_again_just_after_its_first_answer() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("Redis goes again while core starts");
     let mut fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -70,6 +76,7 @@ async fn core_starts_though_redis_goes_again_just_after_its_first_answer() {
 /// Half a reply must not be read as another one, wherever it ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cut_at_every_byte_of_the_reply() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("cut at every byte of the reply");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -88,11 +95,13 @@ async fn cut_at_every_byte_of_the_reply() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reset() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     cut_at(Row::begin("connection reset"), Cut::Reset, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_single_lost_reply_is_found_again_by_core_itself() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("one reply lost: core asks again");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -110,6 +119,7 @@ async fn a_single_lost_reply_is_found_again_by_core_itself() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delay_beyond_the_deadline() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("replies later than the deadline");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -125,6 +135,7 @@ async fn delay_beyond_the_deadline() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_swallowed() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("requests swallowed by the network");
     let fixture = Fixture::proxied().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -136,6 +147,7 @@ async fn requests_swallowed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_gone() {
+    only_on!(ONE_SERVER, "its proxy stands before one server");
     let row = Row::begin("client gone");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;

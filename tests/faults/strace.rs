@@ -5,10 +5,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use support::checker::{Checker, Expect};
+use support::only_on;
 use support::process::{Process, Signal, command};
 use support::storm::Seen;
+use support::topology::{ONE_SERVER, OWN};
 use support::wait::holds;
-use support::{RedisServer, SOON, eventually};
+use support::{SOON, Servers, eventually};
 use tempfile::NamedTempFile;
 
 use crate::fixture::{Fixture, ROOMY};
@@ -78,6 +80,7 @@ fn synced_before_the_answer(calls: &[String], user: &str) -> Option<bool> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_truly_precedes_the_answer() {
+    only_on!(OWN, "it looks at core's own Redis");
     let row = Row::begin("fsync truly precedes the answer");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
@@ -102,8 +105,9 @@ async fn fsync_truly_precedes_the_answer() {
 /// The same look at a Redis that syncs once a second: what is seen above can be told from what must not be.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_look_at_fsync_tells_everysec() {
+    only_on!(ONE_SERVER, "strace looks at one server");
     let row = Row::begin("fsync once a second is told from fsync on every write");
-    let server = RedisServer::start_with(&[("appendfsync", "everysec")], &[]).await;
+    let server = Servers::start_with(&[("appendfsync", "everysec")], &[]).await;
     let fixture = Fixture::on(server, support::CoreOptions::default()).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..1).await;
@@ -124,6 +128,7 @@ async fn the_look_at_fsync_tells_everysec() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fsync_error() {
+    only_on!(OWN, "it looks at core's own Redis");
     let row = Row::begin("fsync error");
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;

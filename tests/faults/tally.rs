@@ -87,11 +87,13 @@ macro_rules! on_both {
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn redis() {
+                support::only_on!(support::topology::OWN, "it brings its own servers");
                 super::$test(Kind::Redis).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn valkey() {
+                support::only_on!(support::topology::OWN, "it brings its own servers");
                 super::$test(Kind::Valkey).await;
             }
         }

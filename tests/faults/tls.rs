@@ -2,12 +2,14 @@
 
 use support::certificates::Certificates;
 use support::checker::{Checker, Expect};
+use support::only_on;
 use support::postgres::Postgres;
 use support::process::free_address;
 use support::sql::Sql;
 use support::storm::Seen;
+use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually};
+use support::{Core, CoreOptions, SOON, Servers, eventually};
 
 use crate::fixture::{Fixture, ROOMY};
 use crate::tally::Row;
@@ -24,7 +26,7 @@ async fn behind_tls(certificates: &Certificates) -> Fixture {
         .with("SSL_CERT_FILE", certificates.file("trusted.pem"))
         .with("CLAIMGATE_REDIS_URL", format!("rediss://core:{PASSWORD_IN_URL}@{address}"));
     let mut fixture = Fixture::managed_with(options).await;
-    fixture.server = Some(server);
+    fixture.server = Some(Servers::One(server));
     fixture
 }
 
@@ -41,6 +43,7 @@ fn keeps_the_password(core: &Core) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_behind_tls() {
+    only_on!(OWN, "it brings its own servers");
     let row = Row::begin("TLS: Redis, restarted");
     let certificates = match Certificates::make() {
         Ok(certificates) => certificates,
@@ -154,6 +157,7 @@ async fn grants_nothing(fixture: &Fixture, checker: &Checker, times: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_behind_tls() {
+    only_on!(OWN, "it brings its own servers");
     let row = Row::begin("TLS: PostgreSQL, restarted, and with a certificate that is not right");
     let (certificates, mut fixture) = match on_postgres().await {
         Ok(made) => made,

@@ -5,6 +5,8 @@ use std::io::Write as _;
 use std::path::Path;
 
 use support::checker::{Checker, Expect};
+use support::only_on;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, SOON, eventually};
 
@@ -83,10 +85,12 @@ async fn half_never_comes_back(row: Row, on_another: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_of_a_scripts_writes_never_stays_in_the_outbox() {
+    only_on!(OWN, "the file is that of core's own Redis");
     half_never_comes_back(Row::begin("Redis killed in the middle of a write, and once more"), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_of_a_scripts_writes_never_takes_a_claims_place() {
+    only_on!(OWN, "the file is that of core's own Redis");
     half_never_comes_back(Row::begin("the same, with claims on another campaign meanwhile"), true).await;
 }

@@ -85,8 +85,8 @@ async fn what_cores_know_is_what_sql_says(play: &Play<'_>, nodes: &[Node; 2]) ->
         node.refresh().await;
         let Some(row) = row(play).await else { return Ok(()) };
         let (known, is) = (node.has_evicted(&play.campaign_id()), row.evicted.is_some());
-        check(known == Some(is), || {
-            format!("{name} has just read SQL and says evicted: {known:?}, SQL says evicted: {is}")
+        check(known == is, || {
+            format!("{name} has just read SQL and says evicted: {known}, SQL says evicted: {is}")
         })?;
     }
     Ok(())
@@ -118,7 +118,7 @@ async fn at_rest(play: &Play<'_>, nodes: &[Node; 2]) -> Judged {
         return check(keys == 0, || "no campaign in SQL, but keys in Redis".to_owned());
     };
     let known = nodes.each_ref().map(|node| node.has_evicted(&play.campaign_id()));
-    check(known == [Some(row.evicted.is_some()); 2], || {
+    check(known == [row.evicted.is_some(); 2], || {
         format!("A and B say evicted: {known:?}, SQL says evicted: {:?}", row.evicted)
     })?;
     if row.evicted.is_some() {

@@ -106,9 +106,9 @@ impl Node {
         format!("{:?}", self.relay.round(Duration::ZERO).await)
     }
 
-    /// Whether this core answers for the campaign from SQL; `None` when it has not heard of it.
-    pub fn has_evicted(&self, id: &CampaignId) -> Option<bool> {
-        self.engine.registry.get(id).map(|handle| handle.campaign().evicted.is_some())
+    /// Whether this core answers for the campaign from SQL: evicted ones it reads when it is asked.
+    pub fn has_evicted(&self, id: &CampaignId) -> bool {
+        self.engine.registry.get(id).is_none_or(|handle| handle.campaign().evicted.is_some())
     }
 
     /// Speaks to Redis on a new connection, if the old one has broken.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 12] = [
+const ELSEWHERE: [(&str, &str); 15] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -13,11 +13,14 @@ const ELSEWHERE: [(&str, &str); 12] = [
     ("redis:layout", "asked at the start alone"),
     ("redis:survey", "a look at campaigns at rest, which changes nothing"),
     ("redis:keys_owner", "asked by `drop-foreign` alone; faults::registers does"),
+    ("redis:want_look", "asked by `drop-foreign` alone"),
+    ("redis:looks_wanted", "asked by the maintenance, which looks at these campaigns out of turn"),
     ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
     ("redis:sold_out", "asked in a task of the batcher's own"),
     ("redis:lease.renew", "asked in a task of the lease's own"),
     ("sql:claims", "lists and exports, which change nothing"),
-    ("sql:campaigns", "pages of campaigns, at a start and in lists; single rows are read otherwise"),
+    ("sql:campaigns", "lists of campaigns, which change nothing"),
+    ("sql:last_change", "asked at the start alone"),
 ];
 
 /// The names that stand in core's source but for those of [`ELSEWHERE`].

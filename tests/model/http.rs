@@ -10,7 +10,7 @@ use support::clock::FrozenClock;
 use support::core_process::API_TOKEN;
 use support::times::ms;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, Reply, SOON, eventually};
+use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
 
 use super::compare;
 use super::operations::{Ask, Operation, Table};
@@ -37,7 +37,7 @@ struct Run {
     table: Table,
     model: Model,
     clock: FrozenClock,
-    redis: RedisServer,
+    redis: Servers,
     core: Core,
     tally: Tally,
 }
@@ -47,7 +47,7 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
     let mut rng = Rng::of(seed);
     let (table, rules) = Table::lay(&mut rng);
     let clock = FrozenClock::at(table.begins_at);
-    let redis = RedisServer::start_with(&[], &clock.environment()).await;
+    let redis = Servers::start_frozen(&clock).await;
     // Core evicts a campaign that is over; this clock may bring it back to life.
     let options = CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1000000000");
     let core = options.with("CLAIMGATE_REDIS_URL", redis.url()).start().await;
@@ -85,7 +85,7 @@ impl Run {
             }
             Operation::RestartRedis | Operation::Sweep => {
                 self.tally.redis_killed += 1;
-                self.redis.kill_and_restart().await;
+                self.redis.kill_and_restart_frozen(&self.clock).await;
                 Ok(())
             }
             Operation::LoseKeys(mask) => self.lose_keys(mask).await,
@@ -128,7 +128,7 @@ impl Run {
             if of_core {
                 self.core.kill();
             } else {
-                self.redis.process().kill();
+                self.redis.kill();
             }
         };
         let (_, ()) = join(call.send(request), killed).await;
@@ -136,7 +136,7 @@ impl Run {
             self.kill_core().await;
         } else {
             self.tally.redis_killed += 1;
-            self.redis.kill_and_restart().await;
+            self.redis.kill_and_restart_frozen(&self.clock).await;
         }
         let found = decided(&self.core, ask).await;
         if found == expected[1] {
@@ -182,6 +182,7 @@ impl Run {
     /// Moves the clock. Core sweeps holds when it likes: the run goes on when it has.
     async fn move_clock(&mut self, to: i64) -> Result<(), String> {
         self.clock.set_ms(to);
+        self.redis.go_by(&self.clock).await;
         // Maintains the campaign now rather than within a second, and drops the cached denial.
         self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
         if self.model.expire(to) == 0 {

@@ -34,7 +34,7 @@ async fn a_confirmation_that_redis_has_lost_is_not_undone() {
 
     system.restart_redis_on_copy().await;
     let ready = system.maintain().await.expect("maintained");
-    system.set_clock(begins_at + HOLD_MS + 1);
+    system.set_clock(begins_at + HOLD_MS + 1).await;
     let answers = system.claims(&[ask("bob")]).await;
     system.maintain().await.expect("maintained");
     system.relay().await.expect("relayed");

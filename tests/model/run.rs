@@ -104,7 +104,7 @@ impl Run {
             }
             Operation::LookUp(ask) => self.look_up(&ask).await,
             Operation::Clock(to) => {
-                self.system.set_clock(to);
+                self.system.set_clock(to).await;
                 Ok(())
             }
             Operation::Change(rules) => {

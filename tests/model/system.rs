@@ -13,17 +13,16 @@ use claimgate_core::engine::batcher::{BatcherError, Decision};
 use claimgate_core::engine::handle::CampaignHandle;
 use claimgate_core::engine::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
+use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::redis::replies::Counters;
 use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
 use claimgate_shared::campaign;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Version, Window};
 use futures_util::future::{join, join_all};
-use redis::aio::MultiplexedConnection;
 use serde_json::json;
 use support::clock::FrozenClock;
-use support::inspect::patient_connection;
 use support::wait::{SOON, eventually};
-use support::{RedisServer, RedisView};
+use support::{RedisView, Servers};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
@@ -40,7 +39,7 @@ pub const CAMPAIGN: &str = "model";
 #[derive(Debug)]
 pub struct System {
     pub clock: FrozenClock,
-    redis: RedisServer,
+    redis: Servers,
     sql: SqlStore,
     core: Core,
     copied: Vec<(String, Vec<u8>)>,
@@ -55,9 +54,9 @@ struct Core {
 }
 
 impl Core {
-    fn start(redis: &RedisServer, sql: &SqlStore, campaign: Campaign) -> Self {
-        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).build(&redis.url());
-        let engine = engine.expect("a Redis address");
+    fn start(redis: &Servers, sql: &SqlStore, campaign: Campaign) -> Self {
+        let address = RedisAddress::parse(&redis.url(), None).expect("a Redis address");
+        let engine = Engine::builder(sql.clone()).archive_after(Duration::MAX).on(address);
         let handle = engine.registry.update(campaign);
         Self { engine, handle }
     }
@@ -73,7 +72,7 @@ impl System {
     /// A new campaign, loaded into Redis and open to calls.
     pub async fn start(rules: &Rules, begins_at: i64) -> Self {
         let clock = FrozenClock::at(begins_at);
-        let redis = RedisServer::start_with(&[], &clock.environment()).await;
+        let redis = Servers::start_frozen(&clock).await;
         let directory = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary directory");
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await;
         let sql = sql.expect("SQL opens");
@@ -96,12 +95,12 @@ impl System {
     pub async fn claims_in_crash(&mut self, asks: &[Ask], yields: u32) -> Result<Vec<Answer>, String> {
         let requests: Vec<_> = asks.iter().map(request).collect();
         let decisions = requests.iter().map(|request| self.core.claim(request));
-        let process = self.redis.process();
+        let redis = &mut self.redis;
         let killed = async {
             for _ in 0..yields {
                 yield_now().await;
             }
-            process.kill();
+            redis.kill();
         };
         let (decisions, ()) = join(join_all(decisions), killed).await;
         self.restart_redis().await;
@@ -110,8 +109,9 @@ impl System {
     }
 
     /// Moves Redis' clock.
-    pub fn set_clock(&mut self, to_ms: i64) {
+    pub async fn set_clock(&mut self, to_ms: i64) {
         self.clock.set_ms(to_ms);
+        self.redis.go_by(&self.clock).await;
         self.changed();
     }
 
@@ -203,7 +203,7 @@ impl System {
 
     /// `kill -9` of Redis, and back.
     pub async fn restart_redis(&mut self) {
-        self.redis.kill_and_restart().await;
+        self.redis.kill_and_restart_frozen(&self.clock).await;
         // Core may have tried to connect a moment too soon, and then lets a little time pass.
         eventually(SOON, || async {
             self.core.engine.sync.redis.ping().await.map_err(|error| error.to_string())
@@ -233,7 +233,7 @@ impl System {
     /// Takes all memory from Redis, or gives it back.
     pub async fn starve(&self, starve: bool) {
         let bytes = if starve { "1" } else { "0" };
-        self.redis.view().await.query::<()>(&["CONFIG", "SET", "maxmemory", bytes]).await;
+        self.redis.view().await.query_all::<()>(&["CONFIG", "SET", "maxmemory", bytes]).await;
         self.changed();
     }
 
@@ -252,21 +252,18 @@ impl System {
 
     /// Copies the campaign's keys.
     pub async fn copy(&mut self) {
-        let mut redis = connection(&self.redis).await;
+        let redis = self.redis.view().await;
         self.copied.clear();
         for key in self.core.handle.keys.all() {
-            let dump = redis::cmd("DUMP").arg(key).query_async(&mut redis).await;
-            self.copied.push((key.to_owned(), dump.expect("DUMP")));
+            self.copied.push((key.to_owned(), redis.run(redis::cmd("DUMP").arg(key)).await));
         }
     }
 
     /// Redis dies, and comes back with the copy in place of the campaign's keys.
     pub async fn restart_redis_on_copy(&mut self) {
-        let mut redis = connection(&self.redis).await;
+        let redis = self.redis.view().await;
         for (key, dump) in &self.copied {
-            let mut restore = redis::cmd("RESTORE");
-            restore.arg(key).arg(0).arg(dump).arg("REPLACE");
-            restore.query_async::<()>(&mut redis).await.expect("RESTORE");
+            redis.run::<()>(redis::cmd("RESTORE").arg(key).arg(0).arg(dump).arg("REPLACE")).await;
         }
         self.restart_redis().await;
     }
@@ -283,10 +280,6 @@ impl System {
         let totals = self.sql.totals(&id).await.expect("SQL answers");
         (page.rows, totals.taken)
     }
-}
-
-async fn connection(redis: &RedisServer) -> MultiplexedConnection {
-    patient_connection(&redis.url()).await.expect("Redis answers")
 }
 
 /// The id that the model knows a claim by.

@@ -7,6 +7,8 @@ claimgate_shared::monotonic! {
     /// Drawn from a campaign's row by each core that is about to suspend it in Redis: what is written there under an older
     /// one is refused.
     FencingToken;
+    /// Which change of any campaign in SQL, 0 before the first: they become visible in their order.
+    ChangeNumber;
     /// Which connection to Redis, from 1: another one may lead to another server.
     Generation;
 }

@@ -9,7 +9,7 @@ use super::handle::CampaignHandle;
 use super::reconcile::{Reconciler, Reconciliation};
 use super::recovery::Recovered;
 use super::sync::SyncError;
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, evicted_answers};
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::CampaignPatch;
 use crate::store::redis::keys::Keys;
@@ -99,8 +99,15 @@ impl Engine {
     pub async fn list(&self, after: &str, limit: u32) -> Result<CampaignList, EngineError> {
         let page = self.sync.sql.campaigns(after, limit).await?;
         let mut items = Vec::with_capacity(page.campaigns.len());
-        for campaign in &page.campaigns {
-            items.push(self.status(&campaign.id).await?);
+        for campaign in page.campaigns {
+            items.push(match campaign.evicted {
+                // Without a handle: there may be millions of them.
+                Some(evicted) => {
+                    let counters = Some(evicted_answers::counters(&campaign, evicted));
+                    CampaignStatus { campaign: Arc::new(campaign), counters }
+                }
+                None => self.status(&campaign.id).await?,
+            });
         }
         Ok(CampaignList { items, next_cursor: page.last.filter(|_| page.is_full) })
     }

@@ -1,8 +1,8 @@
 //! Removes another register's campaign from this Redis, once its claims are written to a file.
 //!
 //! A campaign that a core serves is not removed. The campaign is suspended under a token between two that its own
-//! database draws: a core that serves it finds it suspended within 10 s and loads it under a higher token, and then its
-//! keys are left alone.
+//! database draws: a core that serves it is asked to look, finds it suspended within seconds, however many campaigns it has,
+//! and loads it under a higher token, and then its keys are left alone.
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
@@ -96,6 +96,7 @@ pub async fn export_and_drop(
         if redis.owner(&keys).await?.as_ref() != Some(&ours) {
             return Err(ForeignError::Served(id.clone()));
         }
+        redis.want_look(id).await?;
         sleep(LOOK).await;
     }
     if redis.drop_keys(&keys, &ours.token).await? {

@@ -13,6 +13,7 @@ use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::CallTarget;
 use crate::store::redis::keys::Keys;
+use crate::store::redis::slot::SLOTS;
 
 /// A campaign that this core holds.
 #[derive(Debug)]
@@ -39,8 +40,8 @@ pub struct CampaignHandle {
     notices: Arc<Notices>,
 }
 
-/// Rules are applied again after this long, so that the UTC offsets in Redis reach far ahead.
-const RULES_AGE_MAX: Duration = Duration::from_hours(1);
+/// Rules are applied again after this long, and up to twice that, so that the UTC offsets in Redis reach far ahead.
+const RULES_AGE_MAX: Duration = Duration::from_hours(24);
 
 /// Two readings of when one and the same hold falls due differ by less.
 const EARLIER_MS: u64 = 20;
@@ -218,7 +219,12 @@ impl CampaignHandle {
         }
         let version = campaign.version;
         let applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
-        applied.is_none_or(|(last, at)| last < version || at.elapsed() > RULES_AGE_MAX)
+        applied.is_none_or(|(last, at)| last < version || at.elapsed() > self.rules_age_max())
+    }
+
+    /// When rules that are in force are applied again: not all campaigns' at once.
+    fn rules_age_max(&self) -> Duration {
+        RULES_AGE_MAX + RULES_AGE_MAX * u32::from(self.keys.slot.get()) / u32::from(SLOTS)
     }
 
     /// Replaces the campaign by what was read from the database, unless that is older.

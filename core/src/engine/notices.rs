@@ -1,8 +1,10 @@
 //! Notices of work on campaigns, from the call that finds it to the job that does it. A campaign is in a list once, however
 //! often it is noticed: a refused crowd costs a flag, not a call.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use claimgate_shared::CampaignId;
 use tokio::sync::Notify;
@@ -67,6 +69,32 @@ impl LastDecision {
     }
 }
 
+/// Campaigns whose outboxes are being relayed, and since when.
+#[derive(Debug, Default)]
+pub struct AtRelay(Mutex<HashMap<CampaignId, Instant>>);
+
+impl AtRelay {
+    /// Records that the relay is at work on a campaign.
+    pub fn begin(&self, id: CampaignId) {
+        self.campaigns().insert(id, Instant::now());
+    }
+
+    /// Records that it has nothing left to do for it.
+    pub fn end(&self, id: &CampaignId) {
+        self.campaigns().remove(id);
+    }
+
+    /// Those that it has been at work on for longer than `least`: SQL takes nothing, or not enough.
+    pub fn stuck(&self, least: Duration) -> Vec<CampaignId> {
+        let campaigns = self.campaigns();
+        campaigns.iter().filter(|(_, since)| since.elapsed() > least).map(|(id, _)| id.clone()).collect()
+    }
+
+    fn campaigns(&self) -> MutexGuard<'_, HashMap<CampaignId, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// One list per kind of work, and whether claims are being decided.
 #[derive(Debug, Default)]
 pub struct Notices {
@@ -78,4 +106,6 @@ pub struct Notices {
     pub holds: Inbox,
     /// Campaigns that may have something in their outbox, for the relay.
     pub outbox: Inbox,
+    /// Campaigns that the relay is at work on, for the maintenance, which tells how far SQL is behind.
+    pub at_relay: AtRelay,
 }

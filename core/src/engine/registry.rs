@@ -1,4 +1,4 @@
-//! All campaigns that this core holds, by id.
+//! All campaigns that this core holds, by id: those that are not evicted, and evicted ones that were asked for lately.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -30,6 +30,14 @@ impl CampaignRegistry {
     /// The handles of all campaigns.
     pub fn all(&self) -> Vec<Arc<CampaignHandle>> {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).values().map(Arc::clone).collect()
+    }
+
+    /// Forgets the evicted campaigns that nothing is at work on: SQL has them, for whoever asks again. A core may run for
+    /// longer than a million campaigns.
+    pub fn forget_evicted(&self) {
+        let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
+        // Nobody gets at a handle meanwhile: no campaign ever has two.
+        by_id.retain(|_, handle| handle.campaign().evicted.is_none() || Arc::strong_count(handle) > 1);
     }
 
     /// Adds a campaign as read from the database, or updates its handle if that holds an older one. Returns the handle.

@@ -7,26 +7,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use claimgate_shared::CampaignId;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
 use crate::metrics;
-use crate::store::redis::RedisStoreError;
+use crate::store::redis::survey::Look;
 use crate::store::sql::SqlError;
-
-/// Why a campaign could not be compared.
-#[derive(Debug, thiserror::Error)]
-enum CompareError {
-    #[error(transparent)]
-    Redis(#[from] RedisStoreError),
-    #[error(transparent)]
-    Sql(#[from] SqlError),
-}
 
 /// After how long the campaigns are compared that could not be, since Redis did not answer.
 const RETRY: Duration = Duration::from_secs(10);
+/// Campaigns that Redis is asked for at once.
+const AT_ONCE: usize = 50;
 
 /// Compares all campaigns whenever `returns` changes.
 pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>) {
@@ -49,13 +43,9 @@ pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>)
 /// Compares `campaigns`; returns those that Redis did not answer for.
 async fn compare_all(engine: &Engine, campaigns: Vec<Arc<CampaignHandle>>) -> Vec<Arc<CampaignHandle>> {
     let mut left = Vec::new();
-    for handle in campaigns {
-        match compare(engine, &handle).await {
-            Ok(()) => {}
-            Err(CompareError::Redis(error)) => {
-                tracing::debug!(%error, campaign = %handle.campaign().id, "not compared with SQL yet");
-                left.push(handle);
-            }
+    for some in campaigns.chunks(AT_ONCE) {
+        match compare(engine, some).await {
+            Ok(unanswered) => left.extend(unanswered),
             Err(error) => {
                 // When it is back, all are compared again.
                 tracing::warn!(%error, "could not look for rows that SQL may have lost");
@@ -66,11 +56,33 @@ async fn compare_all(engine: &Engine, campaigns: Vec<Arc<CampaignHandle>>) -> Ve
     left
 }
 
-async fn compare(engine: &Engine, handle: &CampaignHandle) -> Result<(), CompareError> {
-    let campaign = handle.campaign();
-    let id = &campaign.id;
-    let looks = engine.sync.redis.survey(&[handle.target(&campaign)]).await?;
-    let Some(look) = looks.iter().flatten().find(|look| look.ready) else { return Ok(()) };
+/// Compares campaigns; returns those that Redis did not answer for.
+async fn compare(
+    engine: &Engine,
+    campaigns: &[Arc<CampaignHandle>],
+) -> Result<Vec<Arc<CampaignHandle>>, SqlError> {
+    let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
+    let targets: Vec<_> =
+        campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
+    let looks = match engine.sync.redis.survey(&targets).await {
+        Ok(looks) => looks,
+        Err(error) => {
+            tracing::debug!(%error, "campaigns are not compared with SQL yet");
+            return Ok(campaigns.to_vec());
+        }
+    };
+    let mut left = Vec::new();
+    for (handle, look) in campaigns.iter().zip(looks) {
+        match look {
+            Some(look) if look.ready => compare_one(engine, &handle.campaign().id, &look).await?,
+            Some(_) => {}
+            None => left.push(Arc::clone(handle)),
+        }
+    }
+    Ok(left)
+}
+
+async fn compare_one(engine: &Engine, id: &CampaignId, look: &Look) -> Result<(), SqlError> {
     // Asked after Redis, SQL can only have come further.
     let totals = engine.sync.sql.totals(id).await?;
     let lost = look.revisions.saturating_sub(look.backlog + totals.revisions);

@@ -3,6 +3,10 @@
 //!
 //! The look finds what a campaign at rest may need: holds that fall due, entries that a dead core has left in the outbox,
 //! the end of its time in Redis, keys that are gone. This core's own decisions notify the maintenance sooner.
+//!
+//! Looks are few each second, however many campaigns there are: a round through 10,000 takes five minutes. The first round
+//! after a start, or after a new connection, is quick; and campaigns of which something is known that may not wait are looked
+//! at each second.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -14,6 +18,7 @@ use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::Backoff;
+use crate::domain::counters::Generation;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::handle::CampaignHandle;
 use crate::engine::recovery::{Recovered, Recovery, RecoveryError};
@@ -25,11 +30,17 @@ use crate::store::redis::survey::Look;
 
 /// How often some campaigns are looked at.
 const TICK: Duration = Duration::from_millis(250);
-/// Campaigns looked at in each tick; more when a round would otherwise take more than [`TICKS_A_ROUND`] ticks, 10 s.
-const LOOKS_MIN: usize = 50;
-const TICKS_A_ROUND: usize = 40;
-/// Campaigns whose outbox waits for SQL are looked at once in this number of ticks, each second.
-const TICKS_A_LAG: u64 = 4;
+/// Campaigns looked at in each tick: 32 a second, which is 160 reads.
+const LOOKS: usize = 8;
+/// The same in a quick round: at least so many, and more when it would otherwise take more than [`TICKS_MAX`] ticks, 10 s.
+const QUICK_LOOKS: usize = 50;
+const TICKS_MAX: usize = 40;
+/// Campaigns that may not wait for their turn are looked at once in this number of ticks, each second.
+const TICKS_A_SECOND: u64 = 4;
+/// The most of these at once.
+const URGENT_MAX: usize = 1000;
+/// From then on the relay is not just at work on a campaign: SQL lags behind.
+const STUCK: Duration = Duration::from_secs(1);
 /// The age from which on the oldest entry of an outbox may have been read by a core that went away.
 const LEFTOVER_AGE: Duration = Duration::from_secs(5);
 /// Campaigns worked on at once: fewer than there are connections to SQL, since each of them needs one.
@@ -62,6 +73,13 @@ pub struct Maintenance {
     /// Campaigns yet to be looked at in this round.
     round: Vec<Arc<CampaignHandle>>,
     looks_a_tick: usize,
+    /// Whether this round is a quick one, and the next.
+    is_quick: bool,
+    quick_next: bool,
+    /// The newest connection seen.
+    newest: Generation,
+    /// Campaigns yet to be looked at out of turn.
+    urgent: Vec<CampaignId>,
     /// The look in progress, one at a time: a server that is silent holds up the next one, but nothing else.
     looks: JoinSet<Looked>,
     /// Whether the last look failed.
@@ -97,6 +115,13 @@ struct Deleted {
     last: (u64, u64),
     /// How many were told.
     told: u64,
+}
+
+impl Deleted {
+    /// Whether the next look may show that there are more than were told.
+    fn is_untold(&self) -> bool {
+        self.last.0 > self.told
+    }
 }
 
 /// When each campaign's next hold falls due.
@@ -155,6 +180,10 @@ impl Maintenance {
             sweeps: JoinSet::new(),
             round: Vec::new(),
             looks_a_tick: 0,
+            is_quick: false,
+            quick_next: true,
+            newest: Generation::default(),
+            urgent: Vec::new(),
             looks: JoinSet::new(),
             blind: false,
             lagging: HashMap::new(),
@@ -299,32 +328,64 @@ impl Maintenance {
         }
     }
 
-    /// Begins to look at the next campaigns of the round, and each second at those whose outbox waits for SQL.
+    /// Begins to look at the next campaigns of the round, and each second at those that may not wait for their turn.
     fn begin_look(&mut self, tick: u64) {
         if self.round.is_empty() {
-            self.round = self.registry().all();
-            self.looks_a_tick = LOOKS_MIN.max(self.round.len().div_ceil(TICKS_A_ROUND));
+            self.begin_round();
         }
         let rest = self.round.len().saturating_sub(self.looks_a_tick);
         let mut campaigns = self.round.split_off(rest);
-        if tick.is_multiple_of(TICKS_A_LAG) {
-            let looked_at: HashSet<_> = campaigns.iter().map(|handle| handle.campaign().id.clone()).collect();
-            let lagging = self.lagging.keys().filter(|id| !looked_at.contains(id));
-            campaigns.extend(lagging.filter_map(|id| self.registry().get(id)));
-        }
-        campaigns.retain(|handle| handle.campaign().evicted.is_none());
-        if campaigns.is_empty() {
-            return;
-        }
-        let sync = Arc::clone(&self.recovery.sync);
+        let is_second = tick.is_multiple_of(TICKS_A_SECOND);
+        let mut urgent = if is_second { self.next_urgent() } else { Vec::new() };
+        let recovery = Arc::clone(&self.recovery);
         self.looks.spawn(async move {
+            if is_second {
+                urgent.extend(looks_wanted(&recovery).await);
+            }
+            let mut looked_at: HashSet<_> =
+                campaigns.iter().map(|handle| handle.campaign().id.clone()).collect();
+            urgent.retain(|id| looked_at.insert(id.clone()));
+            campaigns.extend(urgent.iter().filter_map(|id| recovery.registry.get(id)));
+            campaigns.retain(|handle| handle.campaign().evicted.is_none());
             let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
             // Read before Redis is asked: Redis may have come further by then, never less far.
             let targets: Vec<_> =
                 campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
-            let looks = sync.redis.survey(&targets).await;
+            let looks = recovery.sync.redis.survey(&targets).await;
             (campaigns, looks)
         });
+    }
+
+    fn begin_round(&mut self) {
+        self.round = self.registry().all();
+        self.round.retain(|handle| handle.campaign().evicted.is_none());
+        self.is_quick = std::mem::take(&mut self.quick_next);
+        self.looks_a_tick =
+            if self.is_quick { QUICK_LOOKS.max(self.round.len().div_ceil(TICKS_MAX)) } else { LOOKS };
+    }
+
+    /// Looks at all campaigns soon: in a quick round that begins now, or after the one in progress.
+    fn hurry(&mut self) {
+        self.quick_next = true;
+        if !self.is_quick {
+            self.round.clear();
+        }
+    }
+
+    /// The next campaigns that may not wait for their turn: SQL lacks something of them, or their outbox lacks entries. All of
+    /// them each second, unless they are many.
+    fn next_urgent(&mut self) -> Vec<CampaignId> {
+        if self.urgent.is_empty() {
+            let registry = &self.recovery.registry;
+            let is_there = |id: &CampaignId| registry.get(id).is_some_and(|handle| handle.is_in_redis());
+            self.lagging.retain(|id, _| is_there(id));
+            self.deleted.retain(|id, _| is_there(id));
+            let stuck = registry.notices().at_relay.stuck(STUCK);
+            let deleted = self.deleted.iter().filter(|(_, deleted)| deleted.is_untold());
+            let known = self.lagging.keys().chain(deleted.map(|(id, _)| id)).cloned();
+            self.urgent = stuck.into_iter().chain(known).collect();
+        }
+        self.urgent.split_off(self.urgent.len().saturating_sub(URGENT_MAX))
     }
 
     /// Handles the end of a look.
@@ -358,12 +419,18 @@ impl Maintenance {
     /// Handles the look at one campaign: records what it found, and admits the campaign if it needs work.
     fn see(&mut self, handle: &Arc<CampaignHandle>, look: &Look) {
         let id = &handle.campaign().id;
+        // Behind a new connection may be another Redis, and what has befallen one campaign may have befallen others.
+        let is_other = look.generation > self.newest && self.newest != Generation::default();
+        if is_other || !look.ready && handle.is_ready() {
+            self.hurry();
+        }
+        self.newest = self.newest.max(look.generation);
         if !look.ready {
             self.lagging.remove(id);
             handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
-        // Behind a new connection may be another Redis: each campaign is synchronised once, even if no caller asks for it.
+        // Each campaign is synchronised once on each connection, even if no caller asks for it.
         if handle.synced_generation() != look.generation || !handle.is_ready() {
             handle.needs_maintenance();
         }
@@ -429,6 +496,15 @@ impl Maintenance {
 /// From `before` to `after`; zero when that is the other way round.
 fn age(before: Timestamp, after: Timestamp) -> Duration {
     Duration::from_millis(u64::try_from(after.as_ms() - before.as_ms()).unwrap_or(0))
+}
+
+/// The campaigns that something else asks this core to look at.
+async fn looks_wanted(recovery: &Recovery) -> Vec<CampaignId> {
+    let wanted = recovery.sync.redis.looks_wanted().await.unwrap_or_else(|error| {
+        tracing::debug!(%error, "which campaigns are to be looked at is unknown");
+        Vec::new()
+    });
+    wanted.iter().filter_map(|id| id.parse().ok()).collect()
 }
 
 async fn until(at: Option<Instant>) {

@@ -214,9 +214,10 @@ impl<'a> Relay<'a> {
         loop {
             for id in told.drain(..) {
                 let Some(handle) = campaigns.get(&id) else { continue };
-                let place = places.entry(id).or_default();
+                let place = places.entry(id.clone()).or_default();
                 place.again = place.at_work;
                 if !std::mem::replace(&mut place.at_work, true) {
+                    campaigns.notices().at_relay.begin(id);
                     at_work.push(self.relay(handle, place.caught_up, Duration::ZERO));
                 }
             }
@@ -226,12 +227,25 @@ impl<'a> Relay<'a> {
                     let wait = self.judge(&handle, place, result).await;
                     match wait {
                         Some(wait) => at_work.push(self.relay(handle, place.caught_up, wait)),
-                        None => place.at_work = false,
+                        None => {
+                            place.at_work = false;
+                            campaigns.notices().at_relay.end(&handle.campaign().id);
+                            self.forget_evicted(&handle, &mut places);
+                        }
                     }
                 }
                 () = campaigns.notices().outbox.arrived() => {}
             }
             told = campaigns.notices().outbox.take();
+        }
+    }
+
+    /// Forgets a campaign that has left Redis.
+    fn forget_evicted(&self, handle: &CampaignHandle, places: &mut HashMap<CampaignId, Place>) {
+        let campaign = handle.campaign();
+        if campaign.evicted.is_some() {
+            places.remove(&campaign.id);
+            locked(&self.seen).remove(&campaign.id);
         }
     }
 
@@ -394,6 +408,7 @@ impl<'a> Relay<'a> {
             let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
             let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
+            metrics::outbox_events(campaign.id.as_str(), left);
             self.fullest.fetch_max(left, Ordering::Relaxed);
             if let Some(turn) = turn.filter(|_| self.rests) {
                 self.yield_to_claims(turn).await;

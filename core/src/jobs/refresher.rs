@@ -3,7 +3,8 @@
 //!
 //! Each of these is a task of its own, so that a store that hangs holds up no other: health changes within 3 s.
 
-use std::collections::HashMap;
+use std::collections::{HashSet, VecDeque};
+use std::iter;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +15,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval, timeout};
 
 use super::{lost_rows, replicas};
+use crate::domain::campaign::Campaign;
+use crate::domain::counters::ChangeNumber;
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
 use crate::metrics::PrometheusHandle;
-use crate::store::sql::{SqlError, SqlStore, Stamp, State};
+use crate::store::sql::SqlError;
 
 /// How often the database is asked for changes, and Redis and SQL for their health.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -31,30 +34,54 @@ const SQL_MAX: Duration = Duration::from_secs(5);
 const APPLY_MAX: Duration = Duration::from_secs(3);
 /// Campaigns whose rules are applied at once: of a cluster, one node's may be silent.
 const APPLIES_MAX: usize = 8;
-/// The longest that one round may spend on renewing applied rules, so that their UTC offsets reach far ahead.
-const RENEWAL_MAX: Duration = Duration::from_millis(500);
-/// The most changed campaigns that are read one by one; more than this are read by pages.
-const SINGLY_MAX: usize = 100;
-const CAMPAIGNS_PAGE: u32 = 1000;
+/// How long one refresh may begin to apply rules.
+const APPLIES_TIME_MAX: Duration = Duration::from_millis(500);
+const PAGE: u32 = 1000;
+/// Campaigns read in each refresh though no number says that they have changed: an older version gives none, nor does
+/// whoever writes to the database by hand. Of 10,000 each is read in 100 s.
+const ROUND_PAGE: u32 = 100;
 /// How often the keys that an eviction has left behind are dropped.
 const DROP: Duration = Duration::from_secs(10);
 /// A queue that was not used for between one and two of these is dropped.
-const QUEUE_IDLE: Duration = Duration::from_secs(300);
+const IDLE: Duration = Duration::from_secs(300);
 
 /// Keeps this core's campaigns up to date with the database.
 #[derive(Debug)]
 pub struct Refresher {
     engine: Arc<Engine>,
     metrics: PrometheusHandle,
-    /// The state of the database when it was last read in full.
-    stamp: Option<Stamp>,
-    states: HashMap<CampaignId, State>,
+    /// The last change that was read; `None` before the campaigns were read at all.
+    read_up_to: Option<ChangeNumber>,
+    /// The id after which the round through all campaigns goes on.
+    round: String,
+    due: DueRules,
+}
+
+/// Campaigns whose rules may have to be applied in Redis, each once, those first that have waited longest.
+#[derive(Debug, Default)]
+struct DueRules {
+    ids: HashSet<CampaignId>,
+    queue: VecDeque<Arc<CampaignHandle>>,
+}
+
+impl DueRules {
+    fn push(&mut self, handle: Arc<CampaignHandle>) {
+        if handle.rules_are_due() && self.ids.insert(handle.campaign().id.clone()) {
+            self.queue.push_back(handle);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Arc<CampaignHandle>> {
+        let handle = self.queue.pop_front()?;
+        self.ids.remove(&handle.campaign().id);
+        Some(handle)
+    }
 }
 
 impl Refresher {
     /// A refresher of the campaigns of `engine`, which has read none yet; runs the periodic upkeep of `metrics`.
     pub fn new(engine: Arc<Engine>, metrics: PrometheusHandle) -> Self {
-        Self { engine, metrics, stamp: None, states: HashMap::new() }
+        Self { engine, metrics, read_up_to: None, round: String::new(), due: DueRules::default() }
     }
 
     /// Refreshes, and checks the health of Redis and SQL, until `stop` turns true.
@@ -67,7 +94,7 @@ impl Refresher {
                 watch_sql(&engine, &sql_returns),
                 lost_rows::look_for(&engine, sql_returned),
                 follow(&mut self),
-                drop_idle_queues(&engine),
+                drop_idle(&engine),
                 drop_evicted(&engine),
                 replicas::keep(&engine),
                 engine.sync.redis.follow_switches()
@@ -79,83 +106,108 @@ impl Refresher {
         }
     }
 
-    /// Reads every campaign that has changed since the last refresh, and applies its rules in Redis.
+    /// Reads every campaign that has changed since the last refresh and some of all others, and applies rules in Redis
+    /// that are not in force there; the first time it reads all campaigns that are not evicted.
     ///
     /// # Errors
     /// When SQL does not answer: the next call reads the same changes.
     pub async fn refresh(&mut self) -> Result<(), SqlError> {
+        let read = self.read().await;
+        // Also while SQL is away: Redis may be back.
+        self.put_into_force().await;
+        read
+    }
+
+    async fn read(&mut self) -> Result<(), SqlError> {
+        match self.read_up_to {
+            Some(last) => self.read_changes(last).await?,
+            None => self.read_all().await?,
+        }
+        let sql = &self.engine.sync.sql;
+        let page = within(sql.campaigns_in_redis(&self.round, ROUND_PAGE)).await?;
+        self.round = page.last.filter(|_| page.is_full).unwrap_or_default();
+        self.take(page.campaigns);
+        Ok(())
+    }
+
+    /// Reads all campaigns that Redis has to hold. The maintenance looks at them by itself, in its first round.
+    async fn read_all(&mut self) -> Result<(), SqlError> {
         let sql = self.engine.sync.sql.clone();
-        let stamp = within(sql.stamp()).await?;
-        if self.stamp == Some(stamp) {
-            return Ok(());
-        }
-        let states = within(sql.states()).await?;
-        let changed: Vec<_> =
-            states.iter().filter(|(id, state)| self.states.get(id) != Some(state)).cloned().collect();
-        let ids: Vec<_> = changed.iter().map(|(id, _)| id.clone()).collect();
-        self.read(&sql, &ids).await?;
-        self.states.extend(changed);
-        // Only now: after a failure all of it has to be done again.
-        self.stamp = Some(stamp);
-        let changed = ids.iter().filter_map(|id| self.engine.registry.get(id));
-        self.put_all_into_force(changed.collect(), None).await;
-        Ok(())
-    }
-
-    /// Reads the rows of `ids`. One that cannot be read is logged once and stays as it was; the others are read.
-    async fn read(&self, sql: &SqlStore, ids: &[CampaignId]) -> Result<(), SqlError> {
-        if ids.len() > SINGLY_MAX {
-            return self.read_pages(sql).await;
-        }
-        for id in ids {
-            match within(sql.campaign(id)).await {
-                Ok(Some(campaign)) => drop(self.engine.registry.update(campaign)),
-                Ok(None) => {}
-                Err(SqlError::Unreadable(why)) => {
-                    tracing::error!(campaign = %id, why, "its row in the database cannot be read; it stays as it was");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    async fn read_pages(&self, sql: &SqlStore) -> Result<(), SqlError> {
+        // What changes while they are read is read again.
+        let last = within(sql.last_change()).await?;
         let mut after = String::new();
         loop {
-            let page = within(sql.campaigns(&after, CAMPAIGNS_PAGE)).await?;
-            let Some(last) = page.last else { return Ok(()) };
-            after = last;
+            let page = within(sql.campaigns_in_redis(&after, PAGE)).await?;
             for campaign in page.campaigns {
-                self.engine.registry.update(campaign);
+                self.due.push(self.engine.registry.update(campaign));
+            }
+            match page.last {
+                Some(id) if page.is_full => after = id,
+                _ => break,
+            }
+        }
+        self.read_up_to = Some(last);
+        Ok(())
+    }
+
+    async fn read_changes(&mut self, mut after: ChangeNumber) -> Result<(), SqlError> {
+        let sql = self.engine.sync.sql.clone();
+        loop {
+            let (page, last) = within(sql.changed(after, PAGE)).await?;
+            self.take(page.campaigns);
+            after = last;
+            self.read_up_to = Some(last);
+            if !page.is_full {
+                return Ok(());
             }
         }
     }
 
-    /// Applies the rules of `campaigns` where that is needed, beginning with none after `until`.
-    async fn put_all_into_force(&self, campaigns: Vec<Arc<CampaignHandle>>, until: Option<Instant>) {
-        let in_time = campaigns.into_iter().take_while(|_| until.is_none_or(|until| Instant::now() <= until));
-        let applied = |handle: Arc<CampaignHandle>| async move { self.put_into_force(&handle).await };
-        stream::iter(in_time).for_each_concurrent(APPLIES_MAX, applied).await;
-    }
-
-    /// Applies a campaign's rules if that is needed and the campaign is ready; one that is not gets them by being loaded.
-    async fn put_into_force(&self, handle: &CampaignHandle) {
-        if !handle.is_in_redis() || !handle.rules_are_due() {
-            return;
+    /// Takes over campaigns as the database has them. Those that are evicted are read when somebody asks for them.
+    fn take(&mut self, campaigns: Vec<Campaign>) {
+        let registry = &self.engine.registry;
+        for campaign in campaigns {
+            if campaign.evicted.is_some() && registry.get(&campaign.id).is_none() {
+                continue;
+            }
+            let handle = registry.update(campaign);
+            if !handle.is_ready() && handle.campaign().evicted.is_none() {
+                // Another core has created it, or brought it back.
+                handle.needs_maintenance();
+            }
+            self.due.push(handle);
         }
-        let why = match timeout(APPLY_MAX, self.engine.put_into_force(handle)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer in time".to_owned(),
-        };
-        tracing::warn!(why, campaign = %handle.campaign().id, "rules not applied yet");
     }
 
-    /// Applies rules that could not be applied when they changed, and those that are due for renewal.
-    async fn renew(&self) {
-        self.put_all_into_force(self.engine.registry.all(), Some(Instant::now() + RENEWAL_MAX)).await;
+    /// Applies rules where that is due, each campaign's once, beginning with none after [`APPLIES_TIME_MAX`].
+    async fn put_into_force(&mut self) {
+        let until = Instant::now() + APPLIES_TIME_MAX;
+        let (engine, due) = (&self.engine, &mut self.due);
+        let mut left = due.queue.len();
+        let in_time = iter::from_fn(|| {
+            left = left.checked_sub(1).filter(|_| Instant::now() <= until)?;
+            due.pop()
+        });
+        let applied = |handle: Arc<CampaignHandle>| async move {
+            put_into_force(engine, &handle).await;
+            handle
+        };
+        let tried: Vec<_> = stream::iter(in_time).map(applied).buffer_unordered(APPLIES_MAX).collect().await;
+        tried.into_iter().for_each(|handle| due.push(handle));
     }
+}
+
+/// Applies a campaign's rules if that is needed and the campaign is ready; one that is not gets them by being loaded.
+async fn put_into_force(engine: &Engine, handle: &CampaignHandle) {
+    if !handle.is_in_redis() || !handle.rules_are_due() {
+        return;
+    }
+    let why = match timeout(APPLY_MAX, engine.put_into_force(handle)).await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "no answer in time".to_owned(),
+    };
+    tracing::warn!(why, campaign = %handle.campaign().id, "rules not applied yet");
 }
 
 async fn follow(refresher: &mut Refresher) {
@@ -171,7 +223,6 @@ async fn follow(refresher: &mut Refresher) {
                 failed = true;
             }
         }
-        refresher.renew().await;
     }
 }
 
@@ -226,15 +277,16 @@ async fn drop_evicted(engine: &Engine) {
     }
 }
 
-/// Drops the queues that no claim uses, with their sold-out caches.
-async fn drop_idle_queues(engine: &Engine) {
-    let mut ticks = each(QUEUE_IDLE);
+/// Drops the queues that no claim uses, with their sold-out caches, and evicted campaigns that nothing is at work on.
+async fn drop_idle(engine: &Engine) {
+    let mut ticks = each(IDLE);
     loop {
         ticks.tick().await;
         let dropped = engine.batcher.drop_idle_queues();
         if dropped > 0 {
             tracing::debug!(dropped, "idle queues are dropped");
         }
+        engine.registry.forget_evicted();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde_json::Value;
-use support::cluster::ClusterSet;
+use support::cluster::{ClusterSet, Further};
 use support::network::Network;
 use support::postgres::Postgres;
 use support::redis_server::Kind;
@@ -108,7 +108,9 @@ impl Topology {
                 Self::Sentinel(set)
             }
             Shape::Cluster => {
-                let set = ClusterSet::start_in(kind, Some(network)).await;
+                let set =
+                    ClusterSet::start_with(kind, Further { network: Some(network), ..Further::default() })
+                        .await;
                 for node in &set.nodes {
                     let set = ["CONFIG", "SET", "cluster-node-timeout", DOWN_AFTER_MS];
                     node.view().await.query::<()>(&set).await;

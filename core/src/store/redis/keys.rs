@@ -13,6 +13,10 @@ pub const STORE: &str = "cg:store";
 /// The layout of the keys in this Redis.
 pub const LAYOUT: &str = "cg:layout";
 
+/// Campaigns that were suspended by something else than the cores that serve them, which look at them within seconds: a set,
+/// which expires.
+pub const LOOKS_WANTED: &str = "cg:looks_wanted";
+
 /// A campaign's keys. The id in braces is the hash tag that keeps them in one slot.
 #[derive(Debug, Clone)]
 pub struct Keys {

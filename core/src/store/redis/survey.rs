@@ -3,13 +3,14 @@
 //! It costs Redis a few microseconds per campaign and no write, so that campaigns at rest cost next to nothing. It only
 //! shows which campaigns need a script call; what `prelude.lua` replies then is what counts.
 
-use claimgate_shared::Timestamp;
+use claimgate_shared::{CampaignId, Timestamp};
 use futures_util::future::join_all;
 use redis::streams::StreamRangeReply;
 use redis::{FromRedisValue, Pipeline, RedisError, Value, from_redis_value};
 
 use super::cluster::is_redirect;
-use super::keys::Keys;
+use super::keys::{self, Keys};
+use super::slot::Slot;
 use super::state::{self, CampaignState};
 use super::{CallTarget, RedisStore, RedisStoreError, Session};
 use crate::domain::claim_record::timestamp;
@@ -18,6 +19,9 @@ use crate::step;
 
 /// The fields of the campaign's hash that are read.
 const FIELDS: [&str; 3] = ["phase", "events_loaded", "revisions_loaded"];
+
+/// For how long a campaign is looked at after it was last asked for.
+const LOOKS_WANTED_MS: u64 = 60_000;
 
 /// Replies of one campaign, in the order of [`ask`].
 const REPLIES: usize = 5;
@@ -68,6 +72,27 @@ impl RedisStore {
             Some(error) if looks.iter().all(Option::is_none) => Err(error),
             _ => Ok(looks),
         }
+    }
+
+    /// Asks the cores that serve `campaign` to look at it, which they do within seconds; for a minute.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer: whether they will look is unknown.
+    pub async fn want_look(&self, campaign: &CampaignId) -> Result<(), RedisStoreError> {
+        let slot = Slot::of(keys::LOOKS_WANTED);
+        let add = redis::cmd("SADD").arg(keys::LOOKS_WANTED).arg(campaign.as_str()).to_owned();
+        self.query::<Value>("redis:want_look", slot, &add).await?;
+        let expire = redis::cmd("PEXPIRE").arg(keys::LOOKS_WANTED).arg(LOOKS_WANTED_MS).to_owned();
+        self.query::<Value>("redis:want_look", slot, &expire).await.map(drop)
+    }
+
+    /// The campaigns that are to be looked at.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    pub async fn looks_wanted(&self) -> Result<Vec<String>, RedisStoreError> {
+        let ask = redis::cmd("SMEMBERS").arg(keys::LOOKS_WANTED).to_owned();
+        self.query("redis:looks_wanted", Slot::of(keys::LOOKS_WANTED), &ask).await
     }
 
     /// Looks at campaigns of one server.

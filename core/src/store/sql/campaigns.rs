@@ -5,9 +5,11 @@ use std::num::NonZeroU32;
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{CampaignId, Limits, Timestamp, Version, Window};
-use sqlx::Row as _;
-use sqlx::any::AnyRow;
+use sqlx::any::{AnyArguments, AnyRow};
+use sqlx::query::Query;
+use sqlx::{Any, Row as _};
 
+use super::changes::number_change;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
@@ -89,6 +91,7 @@ impl SqlStore {
             return select(&mut transaction, &campaign.id).await;
         }
         audit(&mut transaction, None, campaign, change).await?;
+        number_change(&mut transaction, &campaign.id).await?;
         step::after(transaction.commit().await)?;
         Ok(None)
     }
@@ -140,6 +143,7 @@ impl SqlStore {
         .await?;
         let after = read(&row)?;
         audit(&mut transaction, Some(&before), &after, change).await?;
+        number_change(&mut transaction, &after.id).await?;
         step::after(transaction.commit().await)?;
         Ok(Some(Changed::Done(after)))
     }
@@ -164,9 +168,13 @@ impl SqlStore {
             .bind(i64::from(limit))
             .fetch_all(&self.pool)
             .await;
-        let rows = step::after(rows)?;
+        self.page(&step::after(rows)?, limit)
+    }
+
+    /// The page that `rows` are, of at most `limit`.
+    pub(super) fn page(&self, rows: &[AnyRow], limit: u32) -> Result<CampaignPage, SqlError> {
         let mut page = CampaignPage::default();
-        for row in &rows {
+        for row in rows {
             let id: String = row.try_get("id")?;
             let campaign = read(row);
             let error = campaign.as_ref().err().map(|error| error as &dyn fmt::Display);
@@ -212,7 +220,7 @@ impl SqlStore {
         high_water_mark: HighWaterMark,
     ) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:raise_epoch").await;
-        let row = sqlx::query(
+        let raise = sqlx::query(
             "UPDATE campaigns SET epoch = $1, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
              events = CASE WHEN $3 > events THEN $3 ELSE events END \
@@ -222,10 +230,8 @@ impl SqlStore {
         .bind(big(high_water_mark.sequence))
         .bind(big(high_water_mark.events))
         .bind(drawn.id.as_str())
-        .bind(big(drawn.token))
-        .fetch_optional(&self.pool)
-        .await;
-        step::after(row)?.as_ref().map(read).transpose()
+        .bind(big(drawn.token));
+        self.numbered(raise).await
     }
 
     /// Records the eviction of `drawn`, whose token was drawn and has suspended it in Redis, and which was relayed then,
@@ -238,7 +244,7 @@ impl SqlStore {
         at: Timestamp,
     ) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:evict").await;
-        let row = sqlx::query(
+        let evict = sqlx::query(
             "UPDATE campaigns SET epoch = $1, evicted_at = $2, evicted_taken = $3, evicted_sequence = $4, \
              keys_dropped = 0 WHERE id = $5 AND token = $6 AND version = $7 RETURNING *",
         )
@@ -248,10 +254,18 @@ impl SqlStore {
         .bind(big(evicted.sequence))
         .bind(drawn.id.as_str())
         .bind(big(drawn.token))
-        .bind(big(drawn.version))
-        .fetch_optional(&self.pool)
-        .await;
-        step::after(row)?.as_ref().map(read).transpose()
+        .bind(big(drawn.version));
+        self.numbered(evict).await
+    }
+
+    /// Makes a change of one row that cores follow; `None` when there is no row that it applies to.
+    async fn numbered(&self, change: Query<'_, Any, AnyArguments>) -> Result<Option<Campaign>, SqlError> {
+        let mut transaction = self.pool.begin().await?;
+        let Some(row) = change.fetch_optional(&mut *transaction).await? else { return Ok(None) };
+        let campaign = read(&row)?;
+        number_change(&mut transaction, &campaign.id).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(campaign))
     }
 
     /// Records that the keys of `evicted` are gone from Redis.

@@ -1,30 +1,17 @@
-//! What has changed in the database. Every core asks each second, so the first query returns only a few sums.
+//! Which campaigns have changed, and which Redis has to hold. What a core asks each second costs the same however many
+//! campaigns are over.
 
 use claimgate_shared::CampaignId;
 use sqlx::Row as _;
 
-use super::campaigns::{unreadable, unsigned};
-use super::{SqlError, SqlStore};
+use super::campaigns::{CampaignPage, big, unsigned};
+use super::pool::Transaction;
+use super::{SqlError, SqlStore, statements};
+use crate::domain::counters::ChangeNumber;
 use crate::step;
-
-/// A campaign's version, epoch and, if it is evicted, units taken.
-pub type State = (u64, u64, Option<u64>);
 
 /// Concurrent commits for a database with more than one writer.
 const WRITERS_MAX: usize = 4;
-
-/// A fingerprint of the database's state, independent of any clock: versions and epochs only rise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp {
-    /// The number of campaigns, and of evicted ones.
-    pub campaigns: (u64, u64),
-    /// Units taken of evicted campaigns: a return changes it, and nothing else.
-    pub evicted_taken: u64,
-    /// The sum of their versions.
-    pub versions: u64,
-    /// The sum of their epochs.
-    pub epochs: u64,
-}
 
 impl SqlStore {
     /// How many transactions may write at once without blocking each other: SQLite has one writer.
@@ -32,46 +19,53 @@ impl SqlStore {
         if self.is_sqlite() { 1 } else { WRITERS_MAX }
     }
 
-    /// The state of the database.
-    pub(crate) async fn stamp(&self) -> Result<Stamp, SqlError> {
-        step::before("sql:stamp").await;
-        let row = sqlx::query(
-            "SELECT COUNT(*), COUNT(evicted_at), CAST(COALESCE(SUM(version), 0) AS BIGINT), \
-             CAST(COALESCE(SUM(epoch), 0) AS BIGINT), \
-             CAST(COALESCE(SUM(CASE WHEN evicted_at IS NULL THEN 0 ELSE evicted_taken END), 0) AS BIGINT) FROM campaigns",
-        )
-        .fetch_one(&self.pool)
-        .await;
-        let row = step::after(row)?;
-        let number = |column: usize| unsigned(row.try_get(column)?);
-        Ok(Stamp {
-            campaigns: (number(0)?, number(1)?),
-            versions: number(2)?,
-            epochs: number(3)?,
-            evicted_taken: number(4)?,
-        })
+    /// The number of the last change of any campaign.
+    pub(crate) async fn last_change(&self) -> Result<ChangeNumber, SqlError> {
+        step::before("sql:last_change").await;
+        let row = sqlx::query("SELECT number FROM last_change").fetch_one(&self.pool).await;
+        Ok(ChangeNumber::new(unsigned(step::after(row)?.try_get(0)?)?))
     }
 
-    /// Every campaign's version, epoch and, if it is evicted, units taken, to tell which have changed. Rows whose id is
-    /// malformed are left out.
-    pub(crate) async fn states(&self) -> Result<Vec<(CampaignId, State)>, SqlError> {
-        step::before("sql:states").await;
-        let rows = sqlx::query(
-            "SELECT id, version, epoch, CASE WHEN evicted_at IS NOT NULL THEN evicted_taken END FROM campaigns ORDER BY id",
-        )
-        .fetch_all(&self.pool)
-        .await;
+    /// Up to `limit` campaigns that have changed after `after`, in the order of their last changes, and the number of the
+    /// last of these.
+    pub(crate) async fn changed(
+        &self,
+        after: ChangeNumber,
+        limit: u32,
+    ) -> Result<(CampaignPage, ChangeNumber), SqlError> {
+        step::before("sql:changed").await;
+        let rows = sqlx::query(statements::CHANGED)
+            .bind(big(after))
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool)
+            .await;
         let rows = step::after(rows)?;
-        let mut states = Vec::with_capacity(rows.len());
-        for row in &rows {
-            match row.try_get::<&str, _>(0)?.parse().map_err(unreadable) {
-                Ok(id) => {
-                    let evicted = row.try_get::<Option<i64>, _>(3)?.map(unsigned).transpose()?;
-                    states.push((id, (unsigned(row.try_get(1)?)?, unsigned(row.try_get(2)?)?, evicted)));
-                }
-                Err(error) => tracing::error!(%error, "a campaign's row is left out"),
-            }
-        }
-        Ok(states)
+        let last = match rows.last() {
+            Some(row) => ChangeNumber::new(unsigned(row.try_get("change_number")?)?),
+            None => after,
+        };
+        Ok((self.page(&rows, limit)?, last))
     }
+
+    /// Up to `limit` campaigns that are not evicted, with ids after `after`, in the order of their ids.
+    pub(crate) async fn campaigns_in_redis(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
+        step::before("sql:campaigns_in_redis").await;
+        let rows =
+            sqlx::query(statements::IN_REDIS).bind(after).bind(i64::from(limit)).fetch_all(&self.pool).await;
+        self.page(&step::after(rows)?, limit)
+    }
+}
+
+/// Gives a campaign that `transaction` has changed the next number. To be called last before the commit: until then no
+/// other campaign's change can be committed.
+pub(super) async fn number_change(
+    transaction: &mut Transaction,
+    campaign: &CampaignId,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("UPDATE last_change SET number = number + 1").execute(&mut **transaction).await?;
+    sqlx::query("UPDATE campaigns SET change_number = (SELECT number FROM last_change) WHERE id = $1")
+        .bind(campaign.as_str())
+        .execute(&mut **transaction)
+        .await?;
+    Ok(())
 }

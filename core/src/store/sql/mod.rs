@@ -40,7 +40,6 @@ use self::pool::{Pool, Writer};
 use self::statements::Dialect;
 use self::unreadable::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
-pub use changes::{Stamp, State};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{Batch, History, OutboxWriteError};
 pub use replication::By;

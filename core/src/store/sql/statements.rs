@@ -65,6 +65,14 @@ pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
         THEN CAST(value->>3 AS BIGINT) ELSE events END \
     FROM {rows} WHERE id = value->>0 RETURNING id, epoch, per_user, per_user_per_day";
 
+/// Campaigns that have changed after number `$1`. The second condition is the index's own.
+pub const CHANGED: &str = "SELECT * FROM campaigns WHERE change_number > $1 AND change_number > 0 \
+    ORDER BY change_number LIMIT $2";
+
+/// Campaigns that are not evicted, behind the id `$1`.
+pub const IN_REDIS: &str =
+    "SELECT * FROM campaigns WHERE evicted_at IS NULL AND id > $1 ORDER BY id LIMIT $2";
+
 statements! {
     /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim has neither, a
     /// new decision brings both, and a `limit_at_decision` of none then means that there was none.

@@ -4,6 +4,7 @@
 use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
 
 use super::campaigns::{self, big};
+use super::changes::number_change;
 use super::claims::{self, ClaimRow, bind_id};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
@@ -72,6 +73,9 @@ impl SqlStore {
         .fetch_one(&mut *transaction)
         .await?;
         let campaign = campaigns::read(&campaign)?;
+        if given_back > 0 {
+            number_change(&mut transaction, &campaign.id).await?;
+        }
         step::after(transaction.commit().await)?;
         let expires_at = claim.expires_at.filter(|_| status != ClaimStatus::Granted);
         Ok(Transitioned::Changed(Claim { status, expires_at, ..claim }, campaign))
