@@ -107,7 +107,7 @@ async fn campaigns_at_rest_cost_little_however_many_they_are_and_whatever_befall
     assert!(calls <= CALLS_MAX, "{calls:.0} commands a second at rest");
     assert!(resident_kib <= RESIDENT_KIB_MAX, "{resident_kib} KiB are resident");
 
-    core.claim("over1", "alice", "k").await.refused(409, "campaign_ended");
+    core.claim("over1", "alice", "k").await.refused(403, "ended");
     for total in 2..7 {
         row.fault();
         in_force(&sql, &redis, &format!("live{}", live / total), u32::try_from(total).unwrap()).await;
