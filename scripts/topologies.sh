@@ -15,7 +15,7 @@ table=() failed=()
 declare -A programs
 while read -r binary program; do programs[$binary]=$PWD/$program; done < <(
     cargo test --workspace --no-run 2>&1 | tee /dev/stderr |
-        sed -n 's/^ *Executable tests\/\([a-z0-9]*\)\/main\.rs (\(.*\))$/\1 \2/p'
+        sed -n 's/^ *Executable \([a-z0-9]*\)\/main\.rs (\(.*\))$/\1 \2/p'
 )
 
 # count FIELD LOG: a number of libtest's last line; none when the binary did not come to it.

@@ -132,11 +132,21 @@ impl RedisView {
         calls.sum()
     }
 
-    /// The process id of the server.
+    /// The process id of the one server.
     pub async fn pid(&self) -> u32 {
-        let info: String = self.query(&["INFO", "server"]).await;
-        let line = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("process_id");
-        line.trim().parse().expect("a process id")
+        let pids = self.pids().await;
+        assert_eq!(pids.len(), 1, "of which node?");
+        pids[0]
+    }
+
+    /// The process ids of all primaries.
+    pub async fn pids(&self) -> Vec<u32> {
+        let infos: Vec<String> = self.query_all(&["INFO", "server"]).await;
+        let id = |info: &String| {
+            let line = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("process_id");
+            line.trim().parse().expect("a process id")
+        };
+        infos.iter().map(id).collect()
     }
 }
 

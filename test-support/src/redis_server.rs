@@ -121,7 +121,12 @@ impl RedisServer {
 /// Takes off the append-only file what was half-written when Redis was killed, as an operator would.
 fn mend(kind: Kind, directory: &Path) {
     let mut check = command(&kind.program("check-aof"));
-    check.arg("--fix").arg(directory.join("appendonlydir/appendonly.aof.manifest"));
+    // By the manifest, Valkey's program would take its base file for a broken one.
+    let files = std::fs::read_dir(directory.join("appendonlydir")).into_iter().flatten().flatten();
+    let increments =
+        files.map(|file| file.path()).filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
+    let Some(last) = increments.max() else { return };
+    check.arg("--fix").arg(last);
     let mut check = check.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("check-aof");
     // One that finds nothing to mend ends without reading its answer.
     let _ = check.stdin.take().expect("its input").write_all(b"y\n");

@@ -16,7 +16,7 @@ const DAY: i64 = 24 * HOUR;
 struct Timed {
     clock: Clock,
     core: Core,
-    _redis: Servers,
+    redis: Servers,
     asked: u32,
 }
 
@@ -30,12 +30,13 @@ impl Timed {
         body["time_zone"] = json!(zone);
         body["starts_at"] = json!(support::times::from_now(-365 * 86_400));
         core.create_with(body).await;
-        Self { clock, core, _redis: redis, asked: 0 }
+        Self { clock, core, redis, asked: 0 }
     }
 
     /// One claim of `user`, by a new key, with Redis' clock set to `at_ms`.
     async fn claim_at(&mut self, user: &str, at_ms: i64) -> Reply {
         self.clock.set_ms(at_ms);
+        self.redis.reach(at_ms - 5, 500).await;
         self.asked += 1;
         let reply = self.core.claim("demo", user, &format!("k{}", self.asked)).await;
         if reply.status == 201 {

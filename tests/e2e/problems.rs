@@ -281,8 +281,9 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 5})).await;
     core.claim("demo", "a", "before").await.expect(201);
-    let pid = core.redis().await.node_of("demo").await.pid().await;
-    signal_pid(pid, Signal::STOP);
+    let pids = core.redis().await.pids().await;
+    let signal = |signal| pids.iter().for_each(|pid| signal_pid(*pid, signal));
+    signal(Signal::STOP);
     let asked = tokio::time::Instant::now();
     let refused = core.claim("demo", "a", "k").await;
     let waited = asked.elapsed();
@@ -292,7 +293,7 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
         holds(reply.status == 503, || reply.text()).map(|()| reply)
     });
     let not_ready = not_ready.await;
-    signal_pid(pid, Signal::CONT);
+    signal(Signal::CONT);
     problem(&refused, "unavailable");
     problem(&view, "unavailable");
     problem(&not_ready, "unavailable");

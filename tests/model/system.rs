@@ -111,7 +111,7 @@ impl System {
     /// Moves Redis' clock.
     pub async fn set_clock(&mut self, to_ms: i64) {
         self.clock.set_ms(to_ms);
-        self.redis.go_by(&self.clock).await;
+        self.redis.reach(self.clock.now_ms(), 0).await;
         self.changed();
     }
 

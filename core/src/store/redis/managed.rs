@@ -274,28 +274,40 @@ fn start(server: &Path, config: &str) -> io::Result<Child> {
 /// synced, so no caller was told of it. With `aof-load-truncated yes` Redis would do so itself, but behind the last whole
 /// command: in the middle of a transaction, whose first half it would run with the next one at the start after.
 fn mend(server: &Path, directory: &Path) {
-    let manifest = directory.join("appendonlydir/appendonly.aof.manifest");
     let program = server.to_string_lossy().replace("-server", "-check-aof");
-    match check_file(&program, &manifest) {
+    let checked = last_file(&directory.join("appendonlydir")).and_then(|file| check_file(&program, &file));
+    match checked {
         Ok(told) => tracing::warn!(program, told = told.trim_end(), "mended Redis' append-only file"),
         Err(error) => tracing::error!(program, %error, "cannot mend Redis' append-only file"),
     }
 }
 
+/// The file that the server was writing to, the last one of the manifest. The others are whole, and the check of Valkey 9.1
+/// takes its own base file, which begins with its own name, for a broken one.
+fn last_file(directory: &Path) -> io::Result<PathBuf> {
+    let manifest = fs::read_to_string(directory.join("appendonly.aof.manifest"))?;
+    let file =
+        |line: &str| Some(line.strip_prefix("file ")?.strip_suffix(" type i")?.split(' ').next()?.to_owned());
+    let last = manifest.lines().filter_map(file).next_back();
+    last.map(|name| directory.join(name)).ok_or_else(|| io::Error::other("the manifest names no file"))
+}
+
 /// Runs the program that comes with the server and knows its files; what it tells.
-fn check_file(program: &str, manifest: &Path) -> io::Result<String> {
+fn check_file(program: &str, file: &Path) -> io::Result<String> {
     let mut child = Command::new(program)
         .arg("--fix")
-        .arg(manifest)
+        .arg(file)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // Whether the file may be cut.
-        stdin.write_all(b"y\n")?;
+        // Whether the file may be cut: not asked where nothing has to be.
+        let _ = stdin.write_all(b"y\n");
     }
-    Ok(String::from_utf8_lossy(&child.wait_with_output()?.stdout).into_owned())
+    let output = child.wait_with_output()?;
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    if output.status.success() { Ok(told) } else { Err(io::Error::other(told)) }
 }
 
 /// Waits until the server dies, or until core asks for it to be stopped and it has ended (`None`).
