@@ -168,14 +168,18 @@ async fn the_window_moves_with_redis_clock() {
     body["starts_at"] = json!(support::times::from_now(3600));
     body["ends_at"] = json!(support::times::from_now(7200));
     core.create_with(body).await;
+    let moved_by = async |ms: i64| {
+        clock.move_by_ms(ms);
+        redis.reach(now_ms() + ms - 5, 500).await;
+    };
     core.claim("demo", "a", "1").await.refused(403, "not_started");
-    clock.move_by_ms(HOUR + 60 * SECOND);
+    moved_by(HOUR + 60 * SECOND).await;
     core.claim("demo", "a", "1").await.expect(201);
     assert_eq!(core.campaign("demo").await["state"], "open");
-    clock.move_by_ms(2 * HOUR + 60 * SECOND);
+    moved_by(2 * HOUR + 60 * SECOND).await;
     core.claim("demo", "a", "2").await.refused(403, "ended");
     core.claim("demo", "a", "1").await.expect(200);
-    clock.move_by_ms(0);
+    moved_by(0).await;
     core.claim("demo", "a", "2").await.refused(403, "not_started");
 }
 
