@@ -96,6 +96,13 @@ pub fn signal_pid(pid: u32, signal: Signal) {
     let _ = kill_process(pid, signal);
 }
 
+/// Sends `signal` to processes.
+pub fn signal_pids(pids: &[u32], signal: Signal) {
+    for pid in pids {
+        signal_pid(*pid, signal);
+    }
+}
+
 /// Sends `signal` to the process group that `pid` leads, as a terminal does.
 pub fn signal_group(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");

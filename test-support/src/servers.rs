@@ -95,7 +95,7 @@ impl Servers {
         }
     }
 
-    /// A connection to whoever has the keys, past core.
+    /// A connection to the servers that have the keys, past core.
     pub async fn view(&self) -> RedisView {
         match self {
             Self::One(server) => server.view().await,

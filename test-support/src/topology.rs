@@ -49,8 +49,8 @@ impl Kind {
 fn asked<T: Copy>(variable: &str, named: &[(&str, T)]) -> T {
     let Ok(value) = std::env::var(variable) else { return named[0].1 };
     let found = named.iter().find(|(name, _)| *name == value);
-    let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
-    found.unwrap_or_else(|| panic!("{variable} must be one of {}, not {value:?}", names.join(", "))).1
+    let known: Vec<_> = named.iter().map(|(name, _)| *name).collect();
+    found.unwrap_or_else(|| panic!("{variable} must be one of {}, not {value:?}", known.join(", "))).1
 }
 
 /// Whether the test runs on the topology asked for; if not, says so past libtest, which keeps what a test prints.

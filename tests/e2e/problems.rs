@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::core_process::{API_TOKEN, DECISION};
 use support::inspect::key;
-use support::process::{Signal, signal_pid};
+use support::process::{Signal, signal_pids};
 use support::raw::{Raw, claim_head, status};
 use support::signing::{Signed, claim_id};
 use support::times::{from_now, ms, now_ms};
@@ -282,8 +282,7 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
     core.create("demo", json!({"total": 5})).await;
     core.claim("demo", "a", "before").await.expect(201);
     let pids = core.redis().await.pids().await;
-    let signal = |signal| pids.iter().for_each(|pid| signal_pid(*pid, signal));
-    signal(Signal::STOP);
+    signal_pids(&pids, Signal::STOP);
     let asked = tokio::time::Instant::now();
     let refused = core.claim("demo", "a", "k").await;
     let waited = asked.elapsed();
@@ -293,7 +292,7 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
         holds(reply.status == 503, || reply.text()).map(|()| reply)
     });
     let not_ready = not_ready.await;
-    signal(Signal::CONT);
+    signal_pids(&pids, Signal::CONT);
     problem(&refused, "unavailable");
     problem(&view, "unavailable");
     problem(&not_ready, "unavailable");

@@ -126,7 +126,7 @@ async fn campaigns_at_rest_cost_little_however_many_they_are_and_whatever_befall
     );
 }
 
-/// A campaign whose keys go while nobody claims is found and loaded again.
+/// A campaign whose keys go between claims is found and loaded again.
 async fn deleted_keys_are_found(core: &Core, redis: &RedisView, live: u64) {
     let before = counter(core, "claimgate_loads_total").await;
     redis.query::<()>(&["DEL", &key("live2", "users")]).await;

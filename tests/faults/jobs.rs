@@ -7,7 +7,7 @@ use serde_json::json;
 use support::core_client::campaign;
 use support::inspect::key;
 use support::only_on;
-use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid};
+use support::process::{Signal, cpu_ms, runs, signal_group, signal_pid, signal_pids};
 use support::sql::Sql;
 use support::topology::OWN;
 use support::wait::holds;
@@ -353,9 +353,9 @@ async fn readiness_turns_when_sql_or_redis_hang() {
     says(&fixture.core, 200, "up", SOON).await;
     row.fault();
     let redis = fixture.redis_pids().await;
-    redis.iter().for_each(|pid| signal_pid(*pid, Signal::STOP));
+    signal_pids(&redis, Signal::STOP);
     says(&fixture.core, 503, "Redis does not answer", TURNED_MAX).await;
-    redis.iter().for_each(|pid| signal_pid(*pid, Signal::CONT));
+    signal_pids(&redis, Signal::CONT);
     says(&fixture.core, 200, "up", SOON).await;
     row.passed(1, "turned in time, there and back");
 }
@@ -437,10 +437,10 @@ async fn core_stops_in_time_while_redis_hangs() {
     fixture.core.create("demo", json!({"total": 100})).await;
     let redis = fixture.redis_pids().await;
     row.fault();
-    redis.iter().for_each(|pid| signal_pid(*pid, Signal::STOP));
+    signal_pids(&redis, Signal::STOP);
     sleep(Duration::from_secs(2)).await;
     let took = stops_in_time(&mut fixture.core, None).await;
-    redis.iter().for_each(|pid| signal_pid(*pid, Signal::CONT));
+    signal_pids(&redis, Signal::CONT);
     row.passed(1, &format!("ended after {took:.1?}"));
 }
 

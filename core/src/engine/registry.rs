@@ -32,11 +32,11 @@ impl CampaignRegistry {
         self.by_id.read().unwrap_or_else(PoisonError::into_inner).values().map(Arc::clone).collect()
     }
 
-    /// Forgets the evicted campaigns that nothing is at work on: SQL has them, for whoever asks again. A core may run for
+    /// Forgets the evicted campaigns that nothing is at work on: SQL has them, for the next one that asks. A core may run for
     /// longer than a million campaigns.
     pub fn forget_evicted(&self) {
         let mut by_id = self.by_id.write().unwrap_or_else(PoisonError::into_inner);
-        // Nobody gets at a handle meanwhile: no campaign ever has two.
+        // No other thread gets at a handle meanwhile: no campaign ever has two.
         by_id.retain(|_, handle| handle.campaign().evicted.is_none() || Arc::strong_count(handle) > 1);
     }
 

@@ -224,14 +224,12 @@ impl<'a> Relay<'a> {
             tokio::select! {
                 Some((handle, result)) = at_work.next() => {
                     let place = places.entry(handle.campaign().id.clone()).or_default();
-                    let wait = self.judge(&handle, place, result).await;
-                    match wait {
-                        Some(wait) => at_work.push(self.relay(handle, place.caught_up, wait)),
-                        None => {
-                            place.at_work = false;
-                            campaigns.notices().at_relay.end(&handle.campaign().id);
-                            self.forget_evicted(&handle, &mut places);
-                        }
+                    if let Some(wait) = self.judge(&handle, place, result).await {
+                        at_work.push(self.relay(handle, place.caught_up, wait));
+                    } else {
+                        place.at_work = false;
+                        campaigns.notices().at_relay.end(&handle.campaign().id);
+                        self.forget_evicted(&handle, &mut places);
                     }
                 }
                 () = campaigns.notices().outbox.arrived() => {}

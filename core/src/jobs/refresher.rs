@@ -38,7 +38,7 @@ const APPLIES_MAX: usize = 8;
 const APPLIES_TIME_MAX: Duration = Duration::from_millis(500);
 const PAGE: u32 = 1000;
 /// Campaigns read in each refresh though no number says that they have changed: an older version gives none, nor does
-/// whoever writes to the database by hand. Of 10,000 each is read in 100 s.
+/// an operator who writes to the database by hand. Of 10,000 each is read in 100 s.
 const ROUND_PAGE: u32 = 100;
 /// How often the keys that an eviction has left behind are dropped.
 const DROP: Duration = Duration::from_secs(10);
@@ -163,7 +163,7 @@ impl Refresher {
         }
     }
 
-    /// Takes over campaigns as the database has them. Those that are evicted are read when somebody asks for them.
+    /// Takes over campaigns as the database has them. Those that are evicted are read when they are asked for.
     fn take(&mut self, campaigns: Vec<Campaign>) {
         let registry = &self.engine.registry;
         for campaign in campaigns {
@@ -193,7 +193,9 @@ impl Refresher {
             handle
         };
         let tried: Vec<_> = stream::iter(in_time).map(applied).buffer_unordered(APPLIES_MAX).collect().await;
-        tried.into_iter().for_each(|handle| due.push(handle));
+        for handle in tried {
+            due.push(handle);
+        }
     }
 }
 

@@ -140,12 +140,12 @@ impl<'a> CoreClient<'a> {
                 worker::console_warn!("{} no answer from core {origin}: {why}", request.request_id);
                 Ok(Attempted::Lost)
             }
-            Err(Failure::EdgeRefused(code)) => {
+            Err(Failure::EdgeRefused(problem)) => {
                 self.circuit_breaker(core, request.kind, CircuitBreaker::record_success);
                 worker::console_error!(
                     "{} core {origin} answers {}: check EDGE_KEY, and both clocks",
                     request.request_id,
-                    code.as_str()
+                    problem.as_str()
                 );
                 Ok(Attempted::Refused)
             }
