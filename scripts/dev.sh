@@ -53,8 +53,12 @@ if [ "$topology" = cluster ]; then
     . scripts/cluster.sh
     start_servers
 fi
+behind_edge=("$core") # the cores that the edge asks
 start_core core "$core" "$admin" "$data"
-if [ "$topology" = cluster ]; then start_second_core; fi
+if [ "$topology" = cluster ]; then
+    start_second_core
+    behind_edge+=("$second_core")
+fi
 
 # Asked first: another day's "now" would make it another campaign.
 "$claimgate" campaign show demo >/dev/null 2>&1 ||
@@ -98,15 +102,15 @@ start_wrangler() {
 }
 
 start_workerd() {
-    local setting
+    local setting i addresses=("core=${behind_edge[0]}")
+    for ((i = 1; i < ${#behind_edge[@]}; i++)); do addresses+=("core-$((i + 1))=${behind_edge[i]}"); done
     # As in the local environment of wrangler.toml: any client may mint a token for any user.
-    export DEMO=1
+    export DEMO=1 CORES=${#behind_edge[@]}
     while read -r setting; do export "${setting?}"; done < <(settings)
     start edge "$data/edge.log" workerd serve edge/workerd.capnp --socket-addr "http=$edge" \
-        --external-addr "core=${behind_edge[0]}"
+        "${addresses[@]/#/--external-addr=}"
 }
 
-behind_edge=("$core") # the cores that the edge asks
 "start_$runtime"
 wait_until $! answers_http "http://$edge/livez"
 

@@ -74,6 +74,20 @@ impl Up {
         words.map(|word| word.trim_end_matches([',', '.']).to_owned()).collect()
     }
 
+    /// The process of the core that was started first.
+    fn first_core(&self) -> u32 {
+        let data = format!("CLAIMGATE_DATA_DIR={}", self.directory.path().join("data").display());
+        let is_it = |pid: &u32| {
+            let of = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
+            let has =
+                |bytes: &[u8], word: &str| bytes.split(|byte| *byte == 0).any(|is| is == word.as_bytes());
+            has(&of("cmdline"), "serve") && has(&of("environ"), &data)
+        };
+        let cores: Vec<_> = self.processes().into_iter().filter(is_it).collect();
+        assert_eq!(cores.len(), 1, "{cores:?}");
+        cores[0]
+    }
+
     /// All that it has started, and what those have.
     fn processes(&self) -> Vec<u32> {
         let mut found = vec![self.process.pid()];
@@ -160,6 +174,9 @@ async fn up_cluster_survives_a_primary_and_leaves_nothing_behind() {
     }
 
     let before = up.processes();
+    signal_pid(up.first_core(), Signal::KILL);
+    up.claims("carol", &[200, 201]).await;
+    assert!(up.said().contains("the other one goes on"), "{}", up.said());
     // Six nodes, PostgreSQL, two cores, wrangler and the script.
     assert!(before.len() >= 11, "{before:?}");
     signal_group(up.process.pid(), Signal::INT);
