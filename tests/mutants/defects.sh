@@ -170,6 +170,14 @@ defect replication_id_not_compared core/src/store/redis/replicas.rs \
     'field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id' \
     'field(info, "role:") == "master"' faults a_replica_in_between
 
+# A promoted server that goes on as it is has all that SQL has, and nothing that SQL refused.
+defect refused_claims_adopted core/src/engine/recovery.rs 'agrees: totals.revoked == 0' 'agrees: true' \
+    interleavings a_promoted_server_is_not_adopted
+
+# Campaigns that have changed are read at once, however many there are.
+defect changes_not_followed core/src/store/sql/statements.rs \
+    'WHERE change_number > $1 AND change_number > 0' 'WHERE change_number < $1 AND change_number > 0' faults at_rest::
+
 # Cluster: a node that refuses a call as not its own is believed.
 defect moved_slots_not_noticed core/src/store/redis/cluster.rs 'REDIRECTS.contains(&code)' 'code.is_empty()' \
     faults cluster::a_slot
