@@ -1,9 +1,12 @@
 //! A Redis of one measurement's own, and what it says of itself.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, bail};
-use support::{RedisServer, RedisView};
+use support::process::free_address;
+use support::wait::holds;
+use support::{RedisServer, RedisView, SOON, eventually};
 
 /// How often a question is asked before Redis is said not to answer.
 const TRIES: u32 = 10;
@@ -38,6 +41,34 @@ pub async fn start(fsync: Fsync) -> RedisServer {
     // The second as in the Redis that core starts itself.
     let settings = [("appendfsync", fsync.as_str()), ("auto-aof-rewrite-min-size", "256mb")];
     RedisServer::start_with(&settings, &[]).await
+}
+
+/// An empty Redis and its replica, which follows it, and the address of the first.
+pub async fn start_with_replica(fsync: Fsync) -> ([RedisServer; 2], String) {
+    let addresses = [free_address(), free_address()];
+    let of_primary = format!("{} {}", addresses[0].ip(), addresses[0].port());
+    let start = async |address: SocketAddr, replica_of: Option<&str>| {
+        let (ip, port) = (address.ip().to_string(), address.port().to_string());
+        let mut settings = vec![
+            ("bind", ip.as_str()),
+            ("port", &port),
+            ("replica-announce-ip", &ip),
+            ("repl-diskless-sync-delay", "0"),
+            ("appendfsync", fsync.as_str()),
+            ("auto-aof-rewrite-min-size", "256mb"),
+        ];
+        settings.extend(replica_of.map(|primary| ("replicaof", primary)));
+        RedisServer::start_with(&settings, &[]).await
+    };
+    let primary = start(addresses[0], None).await;
+    let replica = start(addresses[1], Some(&of_primary)).await;
+    let view = replica.view().await;
+    eventually(SOON, || async {
+        let info: String = view.query(&["INFO", "replication"]).await;
+        holds(info.contains("master_link_status:up"), || info.clone())
+    })
+    .await;
+    ([primary, replica], format!("redis://{}", addresses[0]))
 }
 
 /// Seconds of processor time that Redis has used, of its own and in the kernel, without its child processes.

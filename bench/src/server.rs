@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use anyhow::Context as _;
 use claimgate_core::config::sqlite_url;
 use support::sql::Sql;
-use support::{Core, CoreOptions, RedisServer, RedisView};
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually};
 
 use crate::campaigns::Campaigns;
 use crate::checks;
@@ -45,8 +46,8 @@ pub struct Server {
     pub core: Core,
     view: RedisView,
     sql: Sql,
-    /// Only where core does not run its own.
-    _redis: Option<RedisServer>,
+    /// None where core runs its own.
+    _redis: Vec<RedisServer>,
     campaigns: u32,
 }
 
@@ -71,19 +72,49 @@ impl Server {
             options = options.with("CLAIMGATE_BATCH_MAX", "1");
         }
         let redis = match fsync {
-            Fsync::Always => None,
-            Fsync::EverySecond => Some(redis::start(fsync).await),
+            Fsync::Always => vec![],
+            Fsync::EverySecond => vec![redis::start(fsync).await],
         };
-        if let Some(redis) = &redis {
+        if let [redis] = &redis[..] {
             options = options.with("CLAIMGATE_REDIS_URL", redis.url());
         }
+        Ok(Self::before(redis, options, format!("{batching}, {fsync}")).await)
+    }
+
+    /// Starts claimgate before a Redis with a replica, `replicas` of which (0 or 1) must have a claim before it is
+    /// acknowledged.
+    pub async fn start_replicated(replicas: u32, fsync: Fsync) -> anyhow::Result<Self> {
+        let (redis, url) = redis::start_with_replica(fsync).await;
+        let mut options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", url);
+        if replicas > 0 {
+            options = options.with("CLAIMGATE_REDIS_REPLICAS", replicas.to_string());
+        }
+        let name = format!("{}, {fsync}, {replicas} of 1 replica waited for", Batching::Shipped);
+        let server = Self::before(redis.into(), options, name).await;
+        if replicas > 0 {
+            server.waits_for_its_replica().await;
+        }
+        Ok(server)
+    }
+
+    /// Starts a core before the first of these servers, or before its own.
+    async fn before(redis: Vec<RedisServer>, options: CoreOptions, name: String) -> Self {
         let core = options.start().await;
-        let view = match &redis {
+        let view = match redis.first() {
             Some(redis) => redis.view().await,
             None => core.redis().await,
         };
         let sql = Sql::open(&sqlite_url(&core.data_dir().join("claimgate.sqlite")));
-        Ok(Self { name: format!("{batching}, {fsync}"), core, view, sql, _redis: redis, campaigns: 0 })
+        Self { name, core, view, sql, _redis: redis, campaigns: 0 }
+    }
+
+    async fn waits_for_its_replica(&self) {
+        eventually(SOON, || async {
+            let told = self.core.admin_get("/admin/v1/replication").await.json();
+            let members = told["primaries"][0]["set"]["members"].as_array().map_or(0, Vec::len);
+            holds(members == 1, || told.to_string())
+        })
+        .await;
     }
 
     /// Where claims are taken.

@@ -27,12 +27,13 @@ const REST_S: u64 = 5;
 const CALLS_MAX: f64 = 200.0;
 const RESIDENT_KIB_MAX: u64 = 200 * 1024;
 
-fn size(name: &str, usual: u64) -> u64 {
+/// What `name` of the environment says, or what is usual.
+pub fn size(name: &str, usual: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 /// An empty database in a data directory of its own.
-async fn database() -> (TempDir, String) {
+pub async fn database() -> (TempDir, String) {
     let directory = tempfile::Builder::new().prefix("cg-").tempdir().expect("a temporary directory");
     let data = directory.path().join("data");
     DirBuilder::new().mode(0o700).create(&data).expect("the data directory");
@@ -42,7 +43,7 @@ async fn database() -> (TempDir, String) {
 }
 
 /// Waits until `core` has loaded `count` campaigns into Redis.
-async fn loaded(core: &Core, count: u64) {
+pub async fn loaded(core: &Core, count: u64) {
     eventually(SOON + Duration::from_millis(50) * u32::try_from(count).unwrap(), || async {
         sleep(Duration::from_millis(200)).await;
         let loads = counter(core, "claimgate_loads_total").await;
@@ -112,6 +113,11 @@ async fn campaigns_at_rest_cost_little_however_many_they_are_and_whatever_befall
         row.fault();
         in_force(&sql, &redis, &format!("live{}", live / total), u32::try_from(total).unwrap()).await;
     }
+    row.fault();
+    // Of an older copy of the database, which counts its changes from where it was.
+    sql.run("UPDATE campaigns SET change_number = 0".to_owned()).await;
+    sql.run("UPDATE last_change SET number = 0".to_owned()).await;
+    in_force(&sql, &redis, &format!("live{}", live - 1), 9).await;
     row.fault();
     deleted_keys_are_found(&core, &redis, live).await;
     row.fault();

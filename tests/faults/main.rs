@@ -24,6 +24,7 @@ mod machine;
 mod migrations;
 mod outbox;
 mod plans;
+mod promotion;
 mod readiness;
 mod rebuild;
 mod redis;

@@ -36,24 +36,8 @@ impl Watched {
             .await;
         let checker = Checker::create(&core, "demo", ROOMY).await;
         let watched = Self { set, core, checker };
-        watched.has_members(2).await;
+        has_members(&watched.core, 2).await;
         watched
-    }
-
-    async fn replication(&self) -> Value {
-        self.core.admin_get("/admin/v1/replication").await.expect(200).json()
-    }
-
-    /// Waits until the one primary has as many members.
-    async fn has_members(&self, members: usize) {
-        eventually(2 * SOON, || async {
-            let now = self.replication().await;
-            let set = &now["primaries"][0]["set"];
-            let counted = set["members"].as_array().map_or(0, Vec::len);
-            let joining = set["joining"].as_array().map_or(0, Vec::len);
-            holds((counted, joining) == (members, 0), || format!("{now:#}"))
-        })
-        .await;
     }
 
     async fn judge(&self, row: Row, primary: usize) {
@@ -62,6 +46,22 @@ impl Watched {
         say(&format!("  of {} claims acknowledged {} lost", verdict.acknowledged, verdict.lost));
         row.survived(self.checker.asked(), verdict);
     }
+}
+
+async fn replication(core: &Core) -> Value {
+    core.admin_get("/admin/v1/replication").await.expect(200).json()
+}
+
+/// Waits until the one primary has as many members.
+pub async fn has_members(core: &Core, members: usize) {
+    eventually(2 * SOON, || async {
+        let now = replication(core).await;
+        let set = &now["primaries"][0]["set"];
+        let counted = set["members"].as_array().map_or(0, Vec::len);
+        let joining = set["joining"].as_array().map_or(0, Vec::len);
+        holds((counted, joining) == (members, 0), || format!("{now:#}"))
+    })
+    .await;
 }
 
 /// Waits until a claim of `user` is decided.
@@ -90,9 +90,9 @@ async fn no_answer_leaves_before_a_replica_has_it(kind: Kind) {
     signal_pid(pids[0], Signal::CONT);
     // The one that is gone is waited for no longer: one is enough.
     decides(&watched.core, &watched.checker, "early").await;
-    watched.has_members(1).await;
+    has_members(&watched.core, 1).await;
     signal_pid(pids[1], Signal::CONT);
-    watched.has_members(2).await;
+    has_members(&watched.core, 2).await;
     watched.judge(row, 0).await;
 }
 
@@ -113,7 +113,7 @@ async fn a_killed_primary_takes_nothing_acknowledged_with_it(kind: Kind) {
     let promoted = under_load(&watched.core, &[&watched.checker], "killed", killed).await;
     watched.set.servers[0].kill_and_restart().await;
     watched.set.settled().await;
-    watched.has_members(2).await;
+    has_members(&watched.core, 2).await;
     watched.judge(row, promoted).await;
 }
 
@@ -124,7 +124,7 @@ async fn a_server_outside_the_set_stays_closed(kind: Kind) {
     let mut watched = Watched::start(kind).await;
     let behind = watched.set.view(2).await.pid().await;
     signal_pid(behind, Signal::STOP);
-    watched.has_members(1).await;
+    has_members(&watched.core, 1).await;
     watched.checker.win(&watched.core, 0..20).await;
     row.kill();
     for at in [0, 1] {
@@ -144,11 +144,11 @@ async fn a_server_outside_the_set_stays_closed(kind: Kind) {
     watched.set.settled().await;
     // Nor does it help that the others follow it by now.
     assert_eq!(watched.checker.claim(&watched.core, "outside", "k").await, Seen::Unknown);
-    let told = watched.replication().await;
+    let told = replication(&watched.core).await;
     let refused = told["primaries"][0]["refused"].as_str().unwrap_or_default();
     assert!(refused.contains("claimgate replication"), "{told:#}");
     watched.core.admin_post("/admin/v1/replication/accept-loss").await.expect(200);
-    watched.has_members(2).await;
+    has_members(&watched.core, 2).await;
     decides(&watched.core, &watched.checker, "outside").await;
     watched.judge(row, 2).await;
 }

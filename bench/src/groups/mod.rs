@@ -1,5 +1,6 @@
 //! What can be measured, one module a group.
 
+mod barrier;
 mod batcher;
 mod call;
 mod claim_batches;
@@ -38,6 +39,7 @@ pub const GROUPS: &[Group] = &[
     call::GROUP,
     http::GROUP,
     spread::GROUP,
+    barrier::GROUP,
     claim_batches::GROUP,
     sold_out::GROUP,
     latency::GROUP,

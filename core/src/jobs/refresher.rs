@@ -119,22 +119,24 @@ impl Refresher {
     }
 
     async fn read(&mut self) -> Result<(), SqlError> {
+        let sql = self.engine.sync.sql.clone();
+        let now = within(sql.last_change()).await?;
         match self.read_up_to {
-            Some(last) => self.read_changes(last).await?,
-            None => self.read_all().await?,
+            Some(last) if now == last => {}
+            Some(last) if now > last => self.read_changes(last).await?,
+            // The first time, or an older copy of the database has come back.
+            _ => self.read_all(now).await?,
         }
-        let sql = &self.engine.sync.sql;
         let page = within(sql.campaigns_in_redis(&self.round, ROUND_PAGE)).await?;
         self.round = page.last.filter(|_| page.is_full).unwrap_or_default();
         self.take(page.campaigns);
         Ok(())
     }
 
-    /// Reads all campaigns that Redis has to hold. The maintenance looks at them by itself, in its first round.
-    async fn read_all(&mut self) -> Result<(), SqlError> {
+    /// Reads all campaigns that Redis has to hold, after the change `last`: what changes while they are read is read again.
+    /// The maintenance looks at them by itself, in its first round.
+    async fn read_all(&mut self, last: ChangeNumber) -> Result<(), SqlError> {
         let sql = self.engine.sync.sql.clone();
-        // What changes while they are read is read again.
-        let last = within(sql.last_change()).await?;
         let mut after = String::new();
         loop {
             let page = within(sql.campaigns_in_redis(&after, PAGE)).await?;
