@@ -11,7 +11,7 @@ use support::sql::{Campaigns, Claims, Sql};
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::at_rest::{database, loaded, size};
 use crate::registers::counter;
@@ -32,10 +32,11 @@ fn options(set: &SentinelSet) -> CoreOptions {
 /// Fails over by hand; returns how long after the promotion the first of the callers of `campaign` has won, and when it was.
 async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str) -> (Duration, Instant) {
     let promoted = async {
-        let replicas = [set.view(1).await, set.view(2).await];
         loop {
-            for replica in &replicas {
-                let role: Result<String, _> = replica.try_query(&["INFO", "replication"]).await;
+            for replica in [1, 2] {
+                // By a connection of its own: Sentinel ends those of a server that it promotes.
+                let role: Result<String, _> =
+                    set.view(replica).await.try_query(&["INFO", "replication"]).await;
                 if role.is_ok_and(|role| role.contains("role:master")) {
                     return Instant::now();
                 }
@@ -54,7 +55,7 @@ async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str) -> (Duration,
         let first = callers.join_next().await.unwrap().unwrap();
         (first - promoted, promoted)
     };
-    tokio::join!(set.fail_over(), won).1
+    timeout(4 * SOON, async { tokio::join!(set.fail_over(), won).1 }).await.expect("callers win again")
 }
 
 /// Asks until `user` has won; when that was.
@@ -74,6 +75,7 @@ async fn of_a_large_campaign(kind: Kind) {
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
     let core = options(&set).start().await;
+    has_members(&core, 2).await;
     core.create("demo", json!({"total": 2 * count + 100, "per_user": 4})).await;
     let sql = Sql::in_directory(&core.data_dir());
     assert_eq!(sql.run(Claims { campaign: "demo", count }.insert()).await, count);
@@ -85,7 +87,6 @@ async fn of_a_large_campaign(kind: Kind) {
         holds(view["ready"] == true && view["taken"] == count, || view.to_string())
     })
     .await;
-    has_members(&core, 2).await;
     let loads = counter(&core, "claimgate_loads_total").await;
     row.fault();
     let (waited, _) = fail_over(&set, &core, "demo").await;
