@@ -77,11 +77,14 @@ impl Up {
     /// The process of the core that was started first.
     fn first_core(&self) -> u32 {
         let data = format!("CLAIMGATE_DATA_DIR={}", self.directory.path().join("data").display());
+        let claimgate = fs::canonicalize(binary::claimgate()).unwrap();
         let is_it = |pid: &u32| {
             let of = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
             let has =
                 |bytes: &[u8], word: &str| bytes.split(|byte| *byte == 0).any(|is| is == word.as_bytes());
-            has(&of("cmdline"), "serve") && has(&of("environ"), &data)
+            // workerd's has the same variable.
+            let is_claimgate = fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == claimgate);
+            is_claimgate && has(&of("environ"), &data)
         };
         let cores: Vec<_> = self.processes().into_iter().filter(is_it).collect();
         assert_eq!(cores.len(), 1, "{cores:?}");

@@ -9,7 +9,6 @@ use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
-use super::changes::number_change;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
@@ -404,4 +403,18 @@ fn evicted(row: &AnyRow) -> Result<Option<Evicted>, SqlError> {
     }
     let taken = unsigned(row.try_get("evicted_taken")?)?;
     Ok(Some(Evicted { taken, sequence: unsigned(row.try_get("evicted_sequence")?)? }))
+}
+
+/// Gives a campaign that `transaction` has changed the next number. To be called last before the commit: until then no
+/// other campaign's change can be committed.
+pub(super) async fn number_change(
+    transaction: &mut Transaction,
+    campaign: &CampaignId,
+) -> Result<(), sqlx::Error> {
+    sqlx::query("UPDATE last_change SET number = number + 1").execute(&mut **transaction).await?;
+    sqlx::query("UPDATE campaigns SET change_number = (SELECT number FROM last_change) WHERE id = $1")
+        .bind(campaign.as_str())
+        .execute(&mut **transaction)
+        .await?;
+    Ok(())
 }

@@ -1,11 +1,9 @@
 //! Which campaigns have changed, and which Redis has to hold. What a core asks each second costs the same however many
 //! campaigns are over.
 
-use claimgate_shared::CampaignId;
 use sqlx::Row as _;
 
 use super::campaigns::{CampaignPage, big, unsigned};
-use super::pool::Transaction;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::counters::ChangeNumber;
 use crate::step;
@@ -54,18 +52,4 @@ impl SqlStore {
             sqlx::query(statements::IN_REDIS).bind(after).bind(i64::from(limit)).fetch_all(&self.pool).await;
         self.page(&step::after(rows)?, limit)
     }
-}
-
-/// Gives a campaign that `transaction` has changed the next number. To be called last before the commit: until then no
-/// other campaign's change can be committed.
-pub(super) async fn number_change(
-    transaction: &mut Transaction,
-    campaign: &CampaignId,
-) -> Result<(), sqlx::Error> {
-    sqlx::query("UPDATE last_change SET number = number + 1").execute(&mut **transaction).await?;
-    sqlx::query("UPDATE campaigns SET change_number = (SELECT number FROM last_change) WHERE id = $1")
-        .bind(campaign.as_str())
-        .execute(&mut **transaction)
-        .await?;
-    Ok(())
 }

@@ -3,8 +3,7 @@
 
 use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
 
-use super::campaigns::{self, big};
-use super::changes::number_change;
+use super::campaigns::{self, big, number_change};
 use super::claims::{self, ClaimRow, bind_id};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
