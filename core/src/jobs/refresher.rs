@@ -133,20 +133,28 @@ impl Refresher {
         Ok(())
     }
 
-    /// Reads all campaigns that Redis has to hold, after the change `last`: what changes while they are read is read again.
-    /// The maintenance looks at them by itself, in its first round.
+    /// Reads all campaigns that Redis has to hold, and all that this core knows, after the change `last`: what changes while
+    /// they are read is read again. The maintenance looks at them by itself, in its first round.
     async fn read_all(&mut self, last: ChangeNumber) -> Result<(), SqlError> {
         let sql = self.engine.sync.sql.clone();
-        let mut after = String::new();
+        let mut known = self.engine.registry.all();
+        let (mut after, mut read) = (String::new(), HashSet::new());
         loop {
             let page = within(sql.campaigns_in_redis(&after, PAGE)).await?;
             for campaign in page.campaigns {
+                read.insert(campaign.id.clone());
                 self.due.push(self.engine.registry.update(campaign));
             }
             match page.last {
                 Some(id) if page.is_full => after = id,
                 _ => break,
             }
+        }
+        // Those that were asked for and are evicted, or have been since.
+        known.retain(|handle| !read.contains(&handle.campaign().id));
+        for handle in known {
+            let campaign = within(sql.campaign(&handle.campaign().id)).await?;
+            self.take(campaign.into_iter().collect());
         }
         self.read_up_to = Some(last);
         Ok(())
