@@ -9,13 +9,13 @@ use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::{Campaigns, Claims, Sql};
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually, heavy};
+use support::{Core, SOON, eventually, heavy};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::at_rest::{database, loaded, size};
 use crate::registers::counter;
-use crate::replicas::has_members;
+use crate::replicas::{has_members, waiting_for_one};
 use crate::tally::{Row, on_both};
 
 const CLAIMS: u64 = 20_000;
@@ -24,10 +24,6 @@ const CAMPAIGNS: u64 = 200;
 const CALLERS: usize = 8;
 /// How often the replicas are asked whether they have been promoted.
 const LOOK: Duration = Duration::from_millis(5);
-
-fn options(set: &SentinelSet) -> CoreOptions {
-    CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url()).with("CLAIMGATE_REDIS_REPLICAS", "1")
-}
 
 /// Fails over by hand; returns how long after the promotion the first of the callers of `campaign` has won, and when it was.
 async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str) -> (Duration, Instant) {
@@ -74,7 +70,7 @@ async fn of_a_large_campaign(kind: Kind) {
     let row = Row::begin_on(kind, "a large campaign after a promotion");
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
-    let core = options(&set).start().await;
+    let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 2).await;
     core.create("demo", json!({"total": 2 * count + 100, "per_user": 4})).await;
     let sql = Sql::in_directory(&core.data_dir());
@@ -102,7 +98,7 @@ async fn of_many_campaigns(kind: Kind) {
     let (directory, url) = database().await;
     assert_eq!(Sql::open(&url).run(Campaigns { live, ended: 0 }.insert()).await, live);
     let set = SentinelSet::start(kind).await;
-    let core = options(&set).start_in(directory).await;
+    let core = waiting_for_one(set.url()).start_in(directory).await;
     has_members(&core, 2).await;
     loaded(&core, live).await;
     row.fault();

@@ -19,6 +19,11 @@ use crate::tally::{Row, on_both, say};
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const WHILE: Duration = Duration::from_millis(300);
 
+/// A core before the servers at `url` that waits for one replica.
+pub fn waiting_for_one(url: String) -> CoreOptions {
+    CoreOptions::default().with("CLAIMGATE_REDIS_URL", url).with("CLAIMGATE_REDIS_REPLICAS", "1")
+}
+
 /// A core that waits for a replica, on a primary with two.
 struct Watched {
     set: SentinelSet,
@@ -29,11 +34,7 @@ struct Watched {
 impl Watched {
     async fn start(kind: Kind) -> Self {
         let set = SentinelSet::start(kind).await;
-        let core = CoreOptions::default()
-            .with("CLAIMGATE_REDIS_URL", set.url())
-            .with("CLAIMGATE_REDIS_REPLICAS", "1")
-            .start()
-            .await;
+        let core = waiting_for_one(set.url()).start().await;
         let checker = Checker::create(&core, "demo", ROOMY).await;
         let watched = Self { set, core, checker };
         has_members(&watched.core, 2).await;
@@ -158,11 +159,7 @@ async fn the_barriers_slot_moves(kind: Kind) {
     let row = Row::begin_on(kind, "replicas: the slot of the barrier's own key moved");
     let _turn = heavy().await;
     let set = ClusterSet::start(kind).await;
-    let core = CoreOptions::default()
-        .with("CLAIMGATE_REDIS_URL", set.url())
-        .with("CLAIMGATE_REDIS_REPLICAS", "1")
-        .start()
-        .await;
+    let core = waiting_for_one(set.url()).start().await;
     let checker = Checker::create(&core, "demo", ROOMY).await;
     decides(&core, &checker, "before").await;
     let from = set.primary_of("demo", 0).await;

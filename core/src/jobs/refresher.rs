@@ -153,8 +153,14 @@ impl Refresher {
         // Those that were asked for and are evicted, or have been since.
         known.retain(|handle| !read.contains(&handle.campaign().id));
         for handle in known {
-            let campaign = within(sql.campaign(&handle.campaign().id)).await?;
-            self.take(campaign.into_iter().collect());
+            let id = &handle.campaign().id;
+            match within(sql.campaign(id)).await {
+                Ok(campaign) => self.take(campaign.into_iter().collect()),
+                Err(SqlError::Unreadable(why)) => {
+                    tracing::error!(campaign = %id, why, "its row in the database cannot be read; it stays as it was");
+                }
+                Err(error) => return Err(error),
+            }
         }
         self.read_up_to = Some(last);
         Ok(())
