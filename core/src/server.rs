@@ -71,7 +71,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         .on(redis_address);
     let engine = Arc::new(engine);
     let relay = OutboxRelay::new(&engine, config.core_id);
-    let state = AppState::new(Arc::clone(&engine), authenticator, metrics.clone(), config.concurrency_max);
+    let state = AppState::new(&engine, authenticator, metrics.clone(), config.concurrency_max);
 
     let (stop_serving, serving) = watch::channel(false);
     let (stop_relaying, relaying) = watch::channel(false);
@@ -211,11 +211,9 @@ fn lock_data_dir(config: &Config) -> anyhow::Result<std::fs::File> {
 }
 
 async fn database(config: &Config) -> anyhow::Result<SqlStore> {
-    let sql = SqlStore::open(&config.database_url)
+    SqlStore::open(&config.database_url)
         .await
-        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"))?;
-    // While SQL is away, those who wait for it leave the other places to claims.
-    Ok(sql.for_callers((config.concurrency_max / 4).max(1)))
+        .map_err(|error| anyhow::anyhow!("CLAIMGATE_DATABASE_URL: opening the database: {error}"))
 }
 
 fn redis(config: &Config) -> anyhow::Result<(Option<ManagedRedis>, RedisAddress)> {

@@ -58,7 +58,7 @@ impl Ways {
                 engine.create(campaign, "test", clock::now()).await.unwrap();
             }
         }
-        let state = AppState::new(Arc::new(engine), authenticator, metrics, concurrency_max);
+        let state = AppState::new(&engine, authenticator, metrics, concurrency_max);
         state.set_serving(true);
         let (stop, stopped) = watch::channel(false);
         let (router, fast) = (listener().await, listener().await);

@@ -66,7 +66,7 @@ impl Node {
         let engine = Engine::builder(sql.clone()).outbox_max(1000).archive_after(Duration::ZERO);
         let engine = Arc::new(engine.build(redis_url).expect("a Redis address"));
         let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });
-        let state = AppState::new(Arc::clone(&engine), authenticator, metrics.clone(), 1000);
+        let state = AppState::new(&engine, authenticator, metrics.clone(), 1000);
         state.set_serving(true);
         let (internal, admin) = (internal_router(state.clone()), admin_router(state));
         let relay = OutboxRelay::new(&engine, core_id.to_owned());

@@ -51,12 +51,22 @@ impl Engine {
         }
     }
 
+    /// The same engine for callers, of whom at most `sql_callers_max` wait for SQL at once. Core's own work goes on with this
+    /// one: callers never keep it from SQL.
+    #[must_use]
+    pub fn for_callers(&self, sql_callers_max: usize) -> Self {
+        self.on(Arc::clone(&self.sync.redis), self.sync.sql.for_callers(sql_callers_max))
+    }
+
     /// The same engine for one thread, with a connection to Redis and queues of claims of its own: what the thread's tasks
     /// wait for then happens on the same thread.
     #[must_use]
     pub fn for_thread(&self) -> Self {
-        let redis = Arc::new(self.sync.redis.for_thread());
-        let sync = Arc::new(CampaignSync { redis, sql: self.sync.sql.clone() });
+        self.on(Arc::new(self.sync.redis.for_thread()), self.sync.sql.clone())
+    }
+
+    fn on(&self, redis: Arc<RedisStore>, sql: SqlStore) -> Self {
+        let sync = Arc::new(CampaignSync { redis, sql });
         Self {
             registry: Arc::clone(&self.registry),
             batcher: self.batcher.for_thread(Arc::clone(&sync)),

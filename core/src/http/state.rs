@@ -36,9 +36,9 @@ struct Shared {
 
 impl AppState {
     /// For callers that `authenticator` lets in, `concurrency_max` requests at once per listener; `metrics` renders
-    /// `/metrics`.
+    /// `/metrics`. While SQL is away, those who wait for it take up a quarter of the places, and leave the others to claims.
     pub fn new(
-        engine: Arc<Engine>,
+        engine: &Engine,
         authenticator: Authenticator,
         metrics: PrometheusHandle,
         concurrency_max: usize,
@@ -51,6 +51,7 @@ impl AppState {
             serving: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
         });
+        let engine = Arc::new(engine.for_callers((concurrency_max / 4).max(1)));
         Self(Arc::new(Parts { engine, shared }))
     }
 

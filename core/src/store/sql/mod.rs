@@ -48,8 +48,6 @@ pub use transition::Transitioned;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The relay has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
-/// Callers that wait for SQL at once, unless told otherwise: see [`SqlStore::for_callers`].
-const CALLERS_MAX: usize = 1024;
 
 /// The limit of calls that a caller waits for. The edge gives core 2 s.
 const INTERACTIVE: Duration = Duration::from_millis(1500);
@@ -181,8 +179,8 @@ impl SqlStore {
         };
         let is_sqlite = writer.is_some();
         Ok(Self {
-            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, CALLERS_MAX, writer.clone()),
-            pings: Pool::new(connections(1, PING)?, PING, 1, None),
+            pool: Pool::new(connections(CONNECTIONS_MAX, CONNECT)?, INTERACTIVE, writer.clone()),
+            pings: Pool::new(connections(1, PING)?, PING, None),
             url: url.into(),
             unreadable: Arc::default(),
             dialect: if is_sqlite { Dialect::SQLITE } else { Dialect::POSTGRES },
@@ -190,11 +188,11 @@ impl SqlStore {
         })
     }
 
-    /// The same store with at most `callers_max` callers waiting for SQL at once; further ones are refused at once.
-    /// [`Self::open`] allows 1024.
+    /// The same store for callers, of whom at most `callers_max` wait for SQL at once; further ones are refused at once.
+    /// Core's own work is bounded by its kind and goes past them: it is never refused.
     #[must_use]
-    pub fn for_callers(self, callers_max: usize) -> Self {
-        Self { pool: self.pool.for_callers(callers_max), ..self }
+    pub fn for_callers(&self, callers_max: usize) -> Self {
+        Self { pool: self.pool.for_callers(callers_max), ..self.clone() }
     }
 
     /// Whether SQL answers, within 1 s, and which run of its server: another number tells that it was restarted, or that

@@ -43,26 +43,20 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// At most `callers_max` callers at once, waiting or served; each has `limit` in all. A further caller is refused
-    /// at once: while SQL does not answer, callers that need it must not take up all of core's places.
-    pub(super) fn new(
-        connections: AnyPool,
-        limit: Duration,
-        callers_max: usize,
-        writer: Option<Writer>,
-    ) -> Self {
-        Self { connections, limit, places: Some(Arc::new(Semaphore::new(callers_max))), writer }
+    /// Each call has `limit` in all.
+    pub(super) fn new(connections: AnyPool, limit: Duration, writer: Option<Writer>) -> Self {
+        Self { connections, limit, places: None, writer }
     }
 
-    /// The same connections with another limit, for core's own work: it is bounded by its kind, and is never refused a
-    /// place.
+    /// The same connections with another limit.
     pub(super) fn within(&self, limit: Duration) -> Self {
-        Self { connections: self.connections.clone(), limit, places: None, writer: self.writer.clone() }
+        Self { limit, ..self.clone() }
     }
 
-    /// The same for another number of callers.
-    pub(super) fn for_callers(self, callers_max: usize) -> Self {
-        Self { places: Some(Arc::new(Semaphore::new(callers_max))), ..self }
+    /// The same connections for at most `callers_max` callers at once, waiting or served. A further caller is refused at
+    /// once: while SQL does not answer, callers that need it must not take up all of core's places.
+    pub(super) fn for_callers(&self, callers_max: usize) -> Self {
+        Self { places: Some(Arc::new(Semaphore::new(callers_max))), ..self.clone() }
     }
 
     /// Waits until all connections are back, at most for `limit`, and closes them.
@@ -299,5 +293,24 @@ impl Deref for Transaction {
 impl DerefMut for Transaction {
     fn deref_mut(&mut self) -> &mut Lease {
         &mut self.lease
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::SqlStore;
+
+    #[tokio::test]
+    async fn callers_that_wait_for_sql_never_keep_core_from_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}?mode=rwc", directory.path().join("claims.db").display());
+        let core = SqlStore::open(&url).await.unwrap();
+        let callers = core.for_callers(1);
+        let held = callers.pool.lease().await.unwrap();
+        callers.campaigns("", 1).await.expect_err("the one place is taken");
+        callers.clone().pool.within(super::GIVE_BACK).lease().await.expect_err("whatever the limit");
+        core.last_change().await.unwrap();
+        drop(held);
+        core.close().await;
     }
 }
