@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::aio::MultiplexedConnection;
-use tokio::sync::{Mutex, Notify};
+use tokio::sync::{Mutex, Notify, watch};
 
 use crate::domain::counters::Generation;
 use crate::domain::replica_set::{NotInSet, ReplicaSet, Replication, ServerName};
@@ -97,23 +97,20 @@ impl Required {
     }
 }
 
-/// The rounds of one server.
-#[derive(Debug, Default)]
+/// The rounds of one server. A caller that finds no round under way leads one; the others wait for its outcome, and are let go
+/// at once: one after another, as by a fair lock, they would keep the next round waiting.
+#[derive(Debug)]
 pub(super) struct Barrier {
     /// How many rounds have begun.
     begun: AtomicU64,
-    rounds: Mutex<Rounds>,
+    /// Of the rounds alone, since `WAIT` blocks it; locked while there is a round.
+    connection: Mutex<RoundConnection>,
+    /// The last round that has ended. Told too when a leader is gone without an outcome.
+    last: watch::Sender<Option<Round>>,
 }
 
 /// The connection of the rounds, and its generation.
 pub(super) type RoundConnection = Option<(Generation, MultiplexedConnection)>;
-
-#[derive(Debug, Default)]
-struct Rounds {
-    /// A connection of its own, since `WAIT` blocks it.
-    connection: RoundConnection,
-    last: Option<Round>,
-}
 
 /// A round that has ended.
 #[derive(Debug)]
@@ -121,6 +118,12 @@ struct Round {
     number: u64,
     generation: Generation,
     outcome: Result<(), NotReplicated>,
+}
+
+impl Default for Barrier {
+    fn default() -> Self {
+        Self { begun: AtomicU64::new(0), connection: Mutex::default(), last: watch::Sender::new(None) }
+    }
 }
 
 impl Barrier {
@@ -138,21 +141,45 @@ impl Barrier {
         after: &mut u64,
         round: impl AsyncFnOnce(&mut RoundConnection, &ReplicaSet) -> Result<(), NotReplicated>,
     ) -> Result<(), NotReplicated> {
-        let mut rounds = self.rounds.lock().await;
-        // Older sets than the one in force pass no round, so whichever it waited for was right.
-        if let Some(last) = &rounds.last
-            && last.number > *after
-            && last.generation == generation
-        {
-            *after = last.number;
-            return last.outcome.clone();
-        }
+        let mut ended = self.last.subscribe();
+        // Dropped in the opposite order: another round can be led before those who wait are told to look.
+        let (mut ending, mut connection) = loop {
+            // Older sets than the one in force pass no round, so whichever it waited for was right.
+            if let Some(last) = &*ended.borrow_and_update()
+                && last.number > *after
+                && last.generation == generation
+            {
+                *after = last.number;
+                return last.outcome.clone();
+            }
+            match self.connection.try_lock() {
+                Ok(connection) => break (Ending { round: None, last: &self.last }, connection),
+                Err(_) => drop(ended.changed().await),
+            }
+        };
         let replication = required.now();
         let set = replication.set_of(name)?;
         let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
         *after = number;
-        let outcome = round(&mut rounds.connection, set).await;
-        rounds.last = Some(Round { number, generation, outcome: outcome.clone() });
+        let outcome = round(&mut connection, set).await;
+        ending.round = Some(Round { number, generation, outcome: outcome.clone() });
         outcome
+    }
+}
+
+/// Tells those who wait that a round is over when it is dropped, whether or not the round came to an outcome.
+struct Ending<'a> {
+    round: Option<Round>,
+    last: &'a watch::Sender<Option<Round>>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.last.send_modify(|last| {
+            let newer = |round: &Round| last.as_ref().is_none_or(|last| last.number < round.number);
+            if let Some(round) = self.round.take().filter(newer) {
+                *last = Some(round);
+            }
+        });
     }
 }

@@ -16,6 +16,7 @@ use super::barrier::{NotReplicated, Required, RoundConnection};
 use super::cluster::is_redirect;
 use super::keys;
 use super::primary::{connect, field};
+use super::scripts::BARRIER;
 use super::server::Session;
 use crate::domain::replica_set::{ReplicaSet, ServerName};
 
@@ -29,7 +30,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(500);
 /// The longest that a member that follows no longer is asked what it is.
 const ASK_MAX: Duration = Duration::from_millis(300);
-const SCRIPT: &str = include_str!("../../../../lua/barrier.lua");
 
 /// Waits until every replica that must have what was said in `session` has it.
 pub(super) async fn confirmed(session: &Session, required: &Required) -> Result<(), NotReplicated> {
@@ -107,17 +107,27 @@ pub(super) async fn is_primary(session: &Session, name: &str) -> bool {
 }
 
 impl Asked<'_> {
+    async fn ask(&self, connection: &mut MultiplexedConnection) -> Result<Answer, RedisError> {
+        let mut pipe = redis::pipe();
+        pipe.cmd("EVALSHA").arg(BARRIER.get_hash()).arg(1).arg(keys::barrier(self.tag)).arg(self.version);
+        pipe.cmd("INFO").arg("replication");
+        pipe.cmd("WAIT").arg(self.replicas).arg(self.wait.as_millis().to_string());
+        pipe.cmd("INFO").arg("replication");
+        pipe.query_async(connection).await
+    }
+
     async fn confirmed(
         &self,
         connection: &mut MultiplexedConnection,
         session: &Session,
     ) -> Result<Confirmed, NotReplicated> {
-        let mut pipe = redis::pipe();
-        pipe.cmd("EVAL").arg(SCRIPT).arg(1).arg(keys::barrier(self.tag)).arg(self.version);
-        pipe.cmd("INFO").arg("replication");
-        pipe.cmd("WAIT").arg(self.replicas).arg(self.wait.as_millis().to_string());
-        pipe.cmd("INFO").arg("replication");
-        let reply: Result<(u64, String, u64, String), RedisError> = pipe.query_async(connection).await;
+        let reply = match self.ask(connection).await {
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                BARRIER.load_async(connection).await.map_err(|error| failed(&error))?;
+                self.ask(connection).await
+            }
+            reply => reply,
+        };
         let (version, before, _, after) = match reply {
             Ok(reply) => reply,
             Err(error) => {
@@ -136,6 +146,9 @@ impl Asked<'_> {
         Ok(Confirmed { version, replicas: replicas(&after, written) })
     }
 }
+
+/// The version of the set in force, what the server was before the wait, how many replicas came up, what it was after it.
+type Answer = (u64, String, u64, String);
 
 /// What a server said of its replicas.
 #[derive(Debug)]

@@ -39,6 +39,10 @@ script! {
     DEAD_LETTER, "dead_letter.lua"
 }
 script! {
+    /// A write that replicas have to confirm.
+    BARRIER, "barrier.lua"
+}
+script! {
     /// Leases.
     LEASE, "lease.lua"
 }
