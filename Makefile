@@ -50,9 +50,13 @@ soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
 	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
-	@ROUNDS=$${ROUNDS:-50} cargo test -p claimgate-tests --test faults failovers -- --nocapture
+	@for server in redis valkey; do export CLAIMGATE_TEST_SERVER=$$server; \
+		ROUNDS=$${ROUNDS:-50} cargo test -p claimgate-tests --test faults failovers -- --nocapture; \
+		MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture; \
+		CLAIMS=$${CLAIMS:-1000000} CAMPAIGNS=$${CAMPAIGNS:-10000} CLAIMGATE_BIN=$$PWD/target/release/claimgate \
+			cargo test -p claimgate-tests --test faults promotion -- --nocapture; \
+	done
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
-	@MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture
 	@tests/previous.sh
 	@LIVE=$${LIVE:-10000} ENDED=$${ENDED:-1000000} REST_S=$${REST_S:-60} \
 		cargo test -p claimgate-tests --test faults at_rest -- --nocapture

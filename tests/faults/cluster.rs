@@ -16,7 +16,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 
 use crate::load::under_load;
-use crate::tally::{Row, on_both, say};
+use crate::tally::{Row, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
@@ -112,7 +112,10 @@ impl Clustered {
     }
 }
 
-async fn a_primary_is_killed_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_is_killed_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Cluster: a primary killed under load, and back as a replica");
     let _turn = heavy().await;
     let mut clustered = Clustered::start(kind).await;
@@ -124,7 +127,10 @@ async fn a_primary_is_killed_under_load(kind: Kind) {
     clustered.judge(row, (lost + 1) % 3, PERSISTED).await;
 }
 
-async fn a_primary_stands_still_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_stands_still_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Cluster: a primary stopped under load, and going on as a replica");
     let _turn = heavy().await;
     let clustered = Clustered::start(kind).await;
@@ -138,7 +144,10 @@ async fn a_primary_stands_still_under_load(kind: Kind) {
 }
 
 /// There and back again: the node that is promoted the second time was the primary before, and no connection to it broke.
-async fn two_failovers_by_hand_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_failovers_by_hand_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Cluster: a failover by hand under load, and one back");
     let _turn = heavy().await;
     let clustered = Clustered::start(kind).await;
@@ -208,7 +217,10 @@ async fn a_slot_moves(row: Row, kind: Kind, how: Move) {
     clustered.judge(row, 0, Expect::default()).await;
 }
 
-async fn a_slot_moves_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_moves_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Cluster: a slot moved under load");
     a_slot_moves(row, kind, Move::KeyByKey).await;
 }
@@ -221,7 +233,10 @@ async fn a_slot_moves_at_once_under_load() {
 }
 
 /// A script that a node has lost is sent to that node again.
-async fn a_node_forgets_the_scripts(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_forgets_the_scripts() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Cluster: a node that has lost its scripts");
     let clustered = Clustered::start(kind).await;
     clustered.all_decide("before").await;
@@ -232,12 +247,4 @@ async fn a_node_forgets_the_scripts(kind: Kind) {
         checker.win(&clustered.core, 0..3).await;
     }
     clustered.judge(row, 0, Expect::default()).await;
-}
-
-on_both! {
-    a_primary_is_killed_under_load,
-    a_primary_stands_still_under_load,
-    two_failovers_by_hand_under_load,
-    a_slot_moves_under_load,
-    a_node_forgets_the_scripts,
 }

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::inspect::key;
+use support::only_on;
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::{Campaigns, Claims, Sql};
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, SOON, eventually, heavy};
 use tokio::task::JoinSet;
@@ -16,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use crate::at_rest::{database, loaded, size};
 use crate::registers::counter;
 use crate::replicas::{has_members, waiting_for_one};
-use crate::tally::{Row, on_both};
+use crate::tally::Row;
 
 const CLAIMS: u64 = 20_000;
 const CAMPAIGNS: u64 = 200;
@@ -65,7 +67,10 @@ async fn wins(client: &support::client::Client, url: &str, campaign: &str, user:
     }
 }
 
-async fn of_a_large_campaign(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_large_campaign() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let count = size("CLAIMS", CLAIMS);
     let row = Row::begin_on(kind, "a large campaign after a promotion");
     let _turn = heavy().await;
@@ -91,7 +96,10 @@ async fn of_a_large_campaign(kind: Kind) {
     row.passed(CALLERS, &format!("{count} claims; the first caller won {waited:.2?} after the promotion"));
 }
 
-async fn of_many_campaigns(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_campaigns() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let live = size("CAMPAIGNS", CAMPAIGNS);
     let row = Row::begin_on(kind, "many campaigns after a promotion");
     let _turn = heavy().await;
@@ -116,9 +124,4 @@ async fn of_many_campaigns(kind: Kind) {
             "{live} campaigns; the first caller won {waited:.2?} after the promotion, all were ready after {all:.1?}"
         ),
     );
-}
-
-on_both! {
-    of_a_large_campaign,
-    of_many_campaigns,
 }

@@ -2,12 +2,14 @@
 
 use serde_json::{Value, json};
 use support::cluster::ClusterSet;
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 
-use crate::tally::{Row, on_both};
+use crate::tally::Row;
 
 /// On all three primaries.
 const CAMPAIGNS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
@@ -27,7 +29,10 @@ async fn until_up(core: &Core, set: &ClusterSet, up: [bool; 3]) {
     .await;
 }
 
-async fn a_lost_node_is_named_and_fails_no_core(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_node_is_named_and_fails_no_core() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Cluster: a primary lost together with its replica, then all");
     let _turn = heavy().await;
     let set = ClusterSet::start(kind).await;
@@ -64,5 +69,3 @@ async fn a_lost_node_is_named_and_fails_no_core(kind: Kind) {
     .await;
     row.passed(3 * CAMPAIGNS.len(), "the others decided");
 }
-
-on_both! { a_lost_node_is_named_and_fails_no_core }

@@ -5,16 +5,18 @@ use std::time::Duration;
 use serde_json::Value;
 use support::checker::{Checker, Expect, Limits};
 use support::cluster::ClusterSet;
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::Sql;
 use support::storm::Seen;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 
 use crate::load::under_load;
-use crate::tally::{Row, on_both, say};
+use crate::tally::{Row, say};
 
 const ROOMY: Limits = Limits { total: Some(200_000), per_user: Some(2_000), per_user_per_day: Some(2_000) };
 const WHILE: Duration = Duration::from_millis(300);
@@ -74,7 +76,10 @@ async fn decides(core: &Core, checker: &Checker, user: &str) {
     .await;
 }
 
-async fn no_answer_leaves_before_a_replica_has_it(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_answer_leaves_before_a_replica_has_it() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "replicas: all of them stopped, then one");
     let _turn = heavy().await;
     let watched = Watched::start(kind).await;
@@ -97,7 +102,10 @@ async fn no_answer_leaves_before_a_replica_has_it(kind: Kind) {
     watched.judge(row, 0).await;
 }
 
-async fn a_killed_primary_takes_nothing_acknowledged_with_it(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_primary_takes_nothing_acknowledged_with_it() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "replicas: the primary killed under load");
     let _turn = heavy().await;
     let mut watched = Watched::start(kind).await;
@@ -119,7 +127,10 @@ async fn a_killed_primary_takes_nothing_acknowledged_with_it(kind: Kind) {
 }
 
 /// A replica that was left out of the set is promoted, since no other is there.
-async fn a_server_outside_the_set_stays_closed(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_outside_the_set_stays_closed() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "replicas: one outside the set promoted");
     let _turn = heavy().await;
     let mut watched = Watched::start(kind).await;
@@ -155,7 +166,10 @@ async fn a_server_outside_the_set_stays_closed(kind: Kind) {
 }
 
 /// The slot of the barrier's own key moves to another node, and no campaign is in it.
-async fn the_barriers_slot_moves(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_barriers_slot_moves() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "replicas: the slot of the barrier's own key moved");
     let _turn = heavy().await;
     let set = ClusterSet::start(kind).await;
@@ -171,11 +185,4 @@ async fn the_barriers_slot_moves(kind: Kind) {
     let sql = Sql::in_directory(&core.data_dir());
     let verdict = checker.judge(&[&core], &sql, &set.view(from).await, Expect::default()).await;
     row.survived(checker.asked(), verdict);
-}
-
-on_both! {
-    no_answer_leaves_before_a_replica_has_it,
-    a_killed_primary_takes_nothing_acknowledged_with_it,
-    a_server_outside_the_set_stays_closed,
-    the_barriers_slot_moves,
 }

@@ -4,16 +4,18 @@
 use std::time::{Duration, Instant};
 
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
 use support::sentinel::{SERVICE, SentinelSet, StaleSentinel};
 use support::sql::Sql;
 use support::storm::Seen;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisView, SOON, eventually, heavy};
 
 use crate::load::under_load;
-use crate::tally::{Row, on_both, say};
+use crate::tally::{Row, say};
 
 const PERSISTED: Expect<'_> = Expect { promise: Promise::Persisted, differences: &[] };
 /// More than is asked for: a probe must not meet "sold out".
@@ -112,7 +114,10 @@ async fn decided(redis: &RedisView) -> u64 {
     redis.calls(&["evalsha"]).await
 }
 
-async fn manual_failovers_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn manual_failovers_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Sentinel: failovers by hand under load");
     let _turn = heavy().await;
     let watched = Watched::start(kind).await;
@@ -135,7 +140,10 @@ async fn manual_failovers_under_load(kind: Kind) {
     watched.judge(row, primary).await;
 }
 
-async fn the_primary_is_killed_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_is_killed_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Sentinel: the primary killed under load, and back as a replica");
     let _turn = heavy().await;
     let mut watched = Watched::start(kind).await;
@@ -161,7 +169,10 @@ async fn the_primary_is_killed_under_load(kind: Kind) {
     watched.judge(row, promoted).await;
 }
 
-async fn the_primary_stands_still_under_load(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_stands_still_under_load() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Sentinel: the primary stopped under load, and going on as a replica");
     let _turn = heavy().await;
     let watched = Watched::start(kind).await;
@@ -182,7 +193,10 @@ async fn the_primary_stands_still_under_load(kind: Kind) {
 
 /// The primary is cut off from its replicas and the sentinels, but not from core, whose connections stay whole: nothing but
 /// Sentinel's word tells core that it has to go.
-async fn the_primary_is_cut_off_with_core(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_primary_is_cut_off_with_core() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Sentinel: the primary cut off from all but core");
     let _turn = heavy().await;
     let watched = Watched::start_as(kind, "core", "cores-own-password").await;
@@ -207,7 +221,10 @@ async fn the_primary_is_cut_off_with_core(kind: Kind) {
 }
 
 /// A sentinel that has missed a failover names a server that was demoted.
-async fn a_stale_sentinel_is_not_believed(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_sentinel_is_not_believed() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "Sentinel: one that names a replica");
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
@@ -243,12 +260,4 @@ async fn a_stale_sentinel_is_not_believed(kind: Kind) {
     let primary = watched.set.named_by(&watched.set.sentinels[0]).await;
     watched.decides_on(primary, "again").await;
     watched.judge(row, primary).await;
-}
-
-on_both! {
-    manual_failovers_under_load,
-    the_primary_is_killed_under_load,
-    the_primary_stands_still_under_load,
-    the_primary_is_cut_off_with_core,
-    a_stale_sentinel_is_not_believed,
 }

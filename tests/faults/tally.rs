@@ -79,28 +79,6 @@ impl Row {
     }
 }
 
-/// Each of these tests on Redis and on Valkey.
-macro_rules! on_both {
-    ($($test:ident),* $(,)?) => {$(
-        mod $test {
-            use support::redis_server::Kind;
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn redis() {
-                support::only_on!(support::topology::OWN, "it brings its own servers");
-                super::$test(Kind::Redis).await;
-            }
-
-            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn valkey() {
-                support::only_on!(support::topology::OWN, "it brings its own servers");
-                super::$test(Kind::Valkey).await;
-            }
-        }
-    )*};
-}
-pub(crate) use on_both;
-
 /// A line that is seen also when the test passes.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");

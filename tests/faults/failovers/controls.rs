@@ -2,13 +2,15 @@
 
 use futures_util::future::join_all;
 use support::checker::{Checker, Expect, Limits};
+use support::only_on;
 use support::redis_server::Kind as Server;
 use support::sentinel::SentinelSet;
 use support::storm::{Seen, Wish};
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, SOON, eventually};
 
-use crate::tally::{Row, on_both};
+use crate::tally::Row;
 
 use super::crowd::claim_id;
 use super::installation::{Installation, Shape, Topology};
@@ -60,7 +62,10 @@ fn acknowledged(told: &[Seen]) -> impl Iterator<Item = &String> {
 }
 
 /// The control: with no replica that counts all of it is lost.
-async fn without_replicas_that_count_acknowledged_claims_are_lost(server: Server) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_replicas_that_count_acknowledged_claims_are_lost() {
+    only_on!(OWN, "it brings its own servers");
+    let server = Server::asked();
     let row = Row::begin_on(server, "Sentinel: the primary dies alone, no replica counting");
     let mut site = match Installation::start(Shape::Sentinel, server, 0).await {
         Ok(site) => site,
@@ -74,7 +79,10 @@ async fn without_replicas_that_count_acknowledged_claims_are_lost(server: Server
 }
 
 /// With one that counts nothing is acknowledged that a replica does not have.
-async fn with_a_replica_that_counts_a_primary_alone_acknowledges_nothing(server: Server) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_replica_that_counts_a_primary_alone_acknowledges_nothing() {
+    only_on!(OWN, "it brings its own servers");
+    let server = Server::asked();
     let row = Row::begin_on(server, "Sentinel: the primary dies alone, one replica counting");
     let mut site = match Installation::start(Shape::Sentinel, server, 1).await {
         Ok(site) => site,
@@ -91,7 +99,10 @@ async fn with_a_replica_that_counts_a_primary_alone_acknowledges_nothing(server:
 
 /// What one core has had decided, and no replica has, is told by no other core: neither as a replay nor by a look-up. On Valkey
 /// a connection that only reads has nothing of its own to wait for.
-async fn a_claim_that_only_the_primary_has_is_told_by_no_core(server: Server) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_only_the_primary_has_is_told_by_no_core() {
+    only_on!(OWN, "it brings its own servers");
+    let server = Server::asked();
     let row = Row::begin_on(server, "Sentinel: replays of a claim that only the primary has, then its death");
     let mut site = match Installation::start(Shape::Sentinel, server, 1).await {
         Ok(site) => site,
@@ -124,7 +135,10 @@ async fn a_claim_that_only_the_primary_has_is_told_by_no_core(server: Server) {
 
 /// Between a decision and its barrier the primary becomes the replica of one that lacks what was decided, and the primary
 /// again, sooner than a sentinel minds; no connection breaks. Only its replication id tells that it has forgotten.
-async fn a_primary_that_was_a_replica_in_between_is_not_believed(server: Server) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_that_was_a_replica_in_between_is_not_believed() {
+    only_on!(OWN, "it brings its own servers");
+    let server = Server::asked();
     let row = Row::begin_on(server, "Sentinel: demoted and promoted between a decision and its barrier");
     let site = match Installation::start(Shape::Sentinel, server, 1).await {
         Ok(site) => site,
@@ -189,11 +203,4 @@ async fn decides(checker: &Checker, core: &Core, user: &str) {
         holds(seen != Seen::Unknown, || core.log())
     })
     .await;
-}
-
-on_both! {
-    without_replicas_that_count_acknowledged_claims_are_lost,
-    with_a_replica_that_counts_a_primary_alone_acknowledges_nothing,
-    a_claim_that_only_the_primary_has_is_told_by_no_core,
-    a_primary_that_was_a_replica_in_between_is_not_believed,
 }

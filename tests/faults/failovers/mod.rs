@@ -12,10 +12,12 @@ use std::time::Duration;
 
 use support::checker::Expect;
 use support::heavy;
+use support::only_on;
 use support::redis_server::Kind as Server;
 use support::rng::Rng;
+use support::topology::OWN;
 
-use crate::tally::{Row, on_both, say};
+use crate::tally::{Row, say};
 
 use self::crowd::{Campaign, Crowd};
 use self::event::{Event, KINDS, Kind};
@@ -34,7 +36,10 @@ struct Tally {
     outages: Vec<Duration>,
 }
 
-async fn nothing_acknowledged_is_lost(server: Server) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_acknowledged_is_lost() {
+    only_on!(OWN, "it brings its own servers");
+    let server = Server::asked();
     let _turn = heavy().await;
     tokio::join!(all_kinds(Shape::Sentinel, server), all_kinds(Shape::Cluster, server));
 }
@@ -113,8 +118,4 @@ impl Tally {
             self.outages.len(),
         )
     }
-}
-
-on_both! {
-    nothing_acknowledged_is_lost,
 }
