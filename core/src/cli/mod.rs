@@ -1,5 +1,6 @@
 //! The command line. Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable.
 
+mod addition;
 mod call_args;
 mod client;
 mod commands;

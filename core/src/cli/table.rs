@@ -10,7 +10,7 @@ pub fn campaigns(campaigns: &[Value]) -> String {
         return list(campaigns);
     };
     let limits = &campaign["limits"];
-    pairs(&[
+    let mut rows = vec![
         ("id", word(&campaign["id"])),
         ("name", word(&campaign["name"])),
         ("state", word(&campaign["state"])),
@@ -27,7 +27,12 @@ pub fn campaigns(campaigns: &[Value]) -> String {
         ("held for", campaign["hold_seconds"].as_u64().map_or("not held".to_owned(), |s| format!("{s} s"))),
         ("waiting for SQL", or(&campaign["backlog"], "unknown")),
         ("version", word(&campaign["version"])),
-    ])
+    ];
+    // Units that were added bring one.
+    if let Some(key) = campaign.get("idempotency_key") {
+        rows.push(("key", word(key)));
+    }
+    pairs(&rows)
 }
 
 /// A claim that stands.

@@ -34,6 +34,7 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         // These have a body to wait for first.
         .routes(routes!(admin::campaigns::create))
         .routes(routes!(admin::campaigns::update))
+        .routes(routes!(admin::additions::add))
         .routes(routes!(admin::replication::show, admin::replication::change))
         // These may go through a whole campaign.
         .routes(routes!(admin::campaigns::warm_up))
