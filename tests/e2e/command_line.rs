@@ -85,7 +85,7 @@ fn broken_pipe() -> Stdio {
 #[tokio::test]
 async fn every_command_helps() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 17] = [
+    let commands: [&[&str]; 18] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -97,6 +97,7 @@ async fn every_command_helps() {
         &["campaign", "pause"],
         &["campaign", "resume"],
         &["campaign", "end"],
+        &["audit"],
         &["claim"],
         &["confirm"],
         &["return"],

@@ -122,6 +122,38 @@ pub fn reconciliation(reply: &Value) -> String {
     lines.join("\n")
 }
 
+/// One row a change: what it changed, from what, and to what.
+pub fn audit(items: &[Value]) -> String {
+    let mut table = table();
+    table.set_header(["at", "who", "what", "campaign", "changed"]);
+    for item in items {
+        let mut changed = Vec::new();
+        if !item["before"].is_null() {
+            differences("", &item["before"], &item["after"], &mut changed);
+        }
+        table.add_row([
+            word(&item["at"]),
+            word(&item["who"]),
+            word(&item["what"]),
+            word(&item["campaign_id"]),
+            changed.join(", "),
+        ]);
+    }
+    table.to_string()
+}
+
+/// The members of `after` that differ from those of `before`, each by its path.
+fn differences(path: &str, before: &Value, after: &Value, into: &mut Vec<String>) {
+    for (name, value) in after.as_object().into_iter().flatten() {
+        let path = format!("{path}{name}");
+        if value.is_object() {
+            differences(&format!("{path}."), &before[name], value, into);
+        } else if before[name] != *value {
+            into.push(format!("{path}: {} to {}", or(&before[name], "none"), or(value, "none")));
+        }
+    }
+}
+
 fn list(campaigns: &[Value]) -> String {
     let mut table = table();
     table.set_header(["id", "state", "taken", "total", "opens", "closes"]);

@@ -15,7 +15,7 @@ use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::CampaignPatch;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::replies::Counters;
-use crate::store::sql::{Added, Change, Changed};
+use crate::store::sql::{Added, AuditEntry, Change, Changed};
 
 /// A campaign with its live counters.
 #[derive(Debug)]
@@ -120,6 +120,19 @@ impl Engine {
             });
         }
         Ok(CampaignList { items, next_cursor: page.last.filter(|_| page.is_full) })
+    }
+
+    /// Up to `limit` changes of one campaign or of all, with numbers above `after`, in the order in which they were made.
+    ///
+    /// # Errors
+    /// When SQL does not answer.
+    pub async fn audit(
+        &self,
+        campaign: Option<&CampaignId>,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<AuditEntry>, EngineError> {
+        Ok(self.sync.sql.audit(campaign, after, limit).await?)
     }
 
     /// Compares Redis and SQL; changes nothing.

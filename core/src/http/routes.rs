@@ -29,6 +29,7 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::campaigns::resume))
         .routes(routes!(admin::campaigns::end))
         .routes(routes!(admin::claims::list))
+        .routes(routes!(admin::audit::list))
         .routes(routes!(admin::replication::accept_loss))
         .layer(from_fn(answered_in_time))
         // These have a body to wait for first.

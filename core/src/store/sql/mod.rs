@@ -18,6 +18,7 @@
 //! A statement whose limit is over is given up together with its connection. The server gives up by itself, see [`prepare`].
 
 mod additions;
+mod audit;
 mod campaigns;
 mod changes;
 mod claims;
@@ -41,6 +42,7 @@ use self::pool::{Pool, Writer};
 use self::statements::Dialect;
 use self::unreadable::Unreadable;
 pub use additions::Added;
+pub use audit::AuditEntry;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{Batch, History, OutboxWriteError};
