@@ -43,7 +43,7 @@ pub async fn start() -> anyhow::Result<Child> {
 pub async fn listen(address: SocketAddr) -> anyhow::Result<()> {
     let mut tokens = Tokens::default();
     // As many as core knows when it is measured.
-    tokens.add(Caller::Admin, "an-admin-token-that-is-never-used-here");
+    tokens.add(Caller::admin(), "an-admin-token-that-is-never-used-here");
     tokens.add(Caller::BackEnd("shop".to_owned()), API_TOKEN);
     let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });
     let shared = Arc::new(Shared { authenticator, sequence: AtomicU64::new(0) });

@@ -14,7 +14,7 @@ use claimgate_shared::jwt::{TokenRules, UserTokens};
 use claimgate_shared::signature::{NamedKey, SecretKey};
 use clap::Args;
 
-use crate::credentials::{Caller, Credentials, Tokens};
+use crate::credentials::{Caller, Credentials, TOKEN_CHARS_MIN, Tokens};
 use crate::data_dir;
 use crate::redis_address::RedisAddress;
 
@@ -27,15 +27,16 @@ pub const BATCH_MAX: usize = 256;
 /// The longest that core goes on serving when it is told to stop.
 const DRAIN_S_MAX: u64 = 300;
 /// The variables that name a file with a secret in it.
-pub const SECRET_FILES: [&str; 5] = [
+pub const SECRET_FILES: [&str; 6] = [
+    "CLAIMGATE_ADMIN_TOKENS_FILE",
     "CLAIMGATE_ADMIN_TOKEN_FILE",
     "CLAIMGATE_API_TOKENS_FILE",
     "CLAIMGATE_EDGE_KEYS_FILE",
     "CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE",
     "CLAIMGATE_USER_JWT_KEY_FILE",
 ];
-/// The shortest token of a back end, in characters.
-const TOKEN_CHARS_MIN: usize = 32;
+const API_TOKENS: &str = "CLAIMGATE_API_TOKENS";
+const ADMIN_TOKENS: &str = "CLAIMGATE_ADMIN_TOKENS";
 
 /// What is wrong with the configuration.
 #[derive(Debug, thiserror::Error)]
@@ -354,8 +355,8 @@ impl<'a> Secrets<'a> {
     pub fn problems(self) -> Vec<ConfigError> {
         let admin_token = self.admin_token();
         let checked = [
+            tokens(admin_token.as_deref().unwrap_or_default()).map(drop),
             admin_token.map(drop),
-            tokens("").map(drop),
             self.edge_keys().map(drop),
             self.user_tokens().map(drop),
         ];
@@ -394,24 +395,13 @@ impl<'a> Secrets<'a> {
     }
 }
 
+/// The tokens of back ends and admins, where `CLAIMGATE_ADMIN_TOKEN` is `admin`.
 fn tokens(admin: &str) -> Result<Tokens, ConfigError> {
-    const VARIABLE: &str = "CLAIMGATE_API_TOKENS";
     let mut tokens = Tokens::default();
-    tokens.add(Caller::Admin, admin);
-    for item in secret(VARIABLE)?.iter().flat_map(|list| list.split(',')).filter(|item| !item.is_empty()) {
-        let (name, token) = item
-            .split_once(':')
-            .filter(|(name, token)| !name.is_empty() && token.len() >= TOKEN_CHARS_MIN)
-            .ok_or_else(|| {
-                wrong(
-                    VARIABLE,
-                    format!(
-                        "must be name:token[,name:token], each token at least {TOKEN_CHARS_MIN} characters"
-                    ),
-                )
-            })?;
-        tokens.add(Caller::BackEnd(name.to_owned()), token);
-    }
+    tokens.add(Caller::admin(), admin);
+    let list = |variable| Ok(secret(variable)?.unwrap_or_default());
+    tokens.add_back_ends(&list(API_TOKENS)?).map_err(|error| wrong(API_TOKENS, error))?;
+    tokens.add_admins(&list(ADMIN_TOKENS)?).map_err(|error| wrong(ADMIN_TOKENS, error))?;
     Ok(tokens)
 }
 

@@ -12,9 +12,8 @@ use crate::{CampaignId, Timestamp, Version, Window};
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// By all users together.
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
-    pub total: Option<NonZeroU32>,
+    /// By all users together; 0 while there is nothing to give yet.
+    pub total: Option<u32>,
     /// By one user, over the whole campaign.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
     pub per_user: Option<NonZeroU32>,
@@ -124,19 +123,25 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_never_zero_nor_past_32_bits() {
+    fn no_limit_is_past_32_bits_and_the_total_alone_may_be_zero() {
         for (json, good) in [
             ("1", true),
             ("4294967295", true),
             ("null", true),
-            ("0", false),
             ("-1", false),
+            ("-0", false),
             ("4294967296", false),
             ("1.0", false),
             ("\"1\"", false),
         ] {
-            let limits = serde_json::from_str::<Limits>(&format!("{{\"total\":{json}}}"));
-            assert_eq!(limits.is_ok(), good, "{json}");
+            for limit in ["total", "per_user"] {
+                let limits = serde_json::from_str::<Limits>(&format!("{{\"{limit}\":{json}}}"));
+                assert_eq!(limits.is_ok(), good, "{limit} {json}");
+            }
+        }
+        assert_eq!(serde_json::from_str::<Limits>("{\"total\":0}").unwrap().total, Some(0));
+        for limit in ["per_user", "per_user_per_day", "per_claim"] {
+            assert!(serde_json::from_str::<Limits>(&format!("{{\"{limit}\":0}}")).is_err(), "{limit}");
         }
     }
 }

@@ -20,7 +20,7 @@ async fn a_wrong_field_is_named_and_nothing_is_made() {
         (json!({"starts_at": 1_700_000_000}), "starts_at"),
         (json!({"starts_at": null}), "starts_at"),
         (json!({"ends_at": "2026-02-30T00:00:00Z"}), "ends_at"),
-        (json!({"limits": {"total": 0}}), "limits.total"),
+        (json!({"limits": {"total": -1}}), "limits.total"),
         (json!({"limits": {"per_user": -1}}), "limits.per_user"),
         (json!({"limits": {"per_user_per_day": 4_294_967_296_u64}}), "limits.per_user_per_day"),
         (json!({"limits": {"per_claim": "1"}}), "limits.per_claim"),
@@ -56,9 +56,10 @@ async fn a_wrong_field_is_named_and_nothing_is_made() {
     core.admin_get("/admin/v1/campaigns/bad").await.refused(404, "campaign_not_found");
     for change in [
         json!({"time_zone": "Asia/Shanghai"}),
-        json!({"hold_seconds": 5}),
+        json!({"hold_seconds": 0}),
         json!({"id": "other"}),
-        json!({"limits": {"total": 0}}),
+        json!({"limits": {"total": -1}}),
+        json!({"limits": {"per_claim": 0}}),
     ] {
         let answer = core.patch("demo", change.clone()).await;
         assert_eq!((answer.status, answer.code().as_str()), (400, "invalid_request"), "{change}");

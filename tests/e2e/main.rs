@@ -3,7 +3,9 @@
 // Test code throughout, also in functions that are not tests themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
+mod add;
 mod admin;
+mod audit;
 mod bad_calls;
 mod bad_campaigns;
 mod bad_input;
@@ -20,6 +22,7 @@ mod fast_path;
 mod figures;
 mod imports;
 mod problems;
+mod roles;
 mod runtimes;
 mod sold_out;
 mod threads;

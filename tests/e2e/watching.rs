@@ -69,6 +69,8 @@ async fn the_description_names_every_call() {
         ("/internal/v1/campaigns/{id}", &["get"]),
         (CAMPAIGNS, &["get", "post"]),
         (one, &["get", "patch"]),
+        ("/admin/v1/audit", &["get"]),
+        (&format!("{one}/add"), &["post"]),
         (&format!("{one}/pause"), &["post"]),
         (&format!("{one}/resume"), &["post"]),
         (&format!("{one}/end"), &["post"]),

@@ -62,7 +62,7 @@ impl Node {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().expect("one recorder")).clone();
         let mut tokens = Tokens::default();
-        tokens.add(Caller::Admin, TOKEN);
+        tokens.add(Caller::admin(), TOKEN);
         let engine = Engine::builder(sql.clone()).outbox_max(1000).archive_after(Duration::ZERO);
         let engine = Arc::new(engine.build(redis_url).expect("a Redis address"));
         let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });

@@ -325,7 +325,7 @@ fn with_rules(campaign: &Campaign, rules: &Rules) -> Campaign {
     Campaign {
         window: window.expect("a window"),
         limits: CoreLimits {
-            total: limit(rules.limits.total),
+            total: rules.limits.total,
             per_user: limit(rules.limits.per_user),
             per_user_per_day: limit(rules.limits.per_user_per_day),
             per_claim: limit(rules.limits.per_claim),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use reqwest::{Client, Method, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
@@ -75,6 +77,13 @@ pub struct ProblemText {
     title: String,
     code: String,
     detail: String,
+}
+
+/// An idempotency key that no other call has.
+pub fn random_key() -> Result<String, CallError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| CallError::Usage(format!("no randomness: {error}")))?;
+    Ok(URL_SAFE_NO_PAD.encode(bytes))
 }
 
 /// Where a call goes.

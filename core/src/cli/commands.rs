@@ -1,14 +1,13 @@
 //! What each command sends, and how it shows the answer.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::{CampaignId, ClaimId, IdempotencyKey, Timestamp, UserId};
 use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
+use super::addition::AddArgs;
 use super::call_args::CallArgs;
-use super::client::{Api, CallError, Core};
+use super::client::{Api, CallError, Core, random_key};
 use super::printer::show;
 use super::table;
 use crate::clock;
@@ -23,8 +22,10 @@ pub enum CampaignCommand {
     List(CallArgs),
     /// Show a campaign with its live counters
     Show(IdArgs),
-    /// Change name, window or limits; what is not given stays
+    /// Change name, window, limits or hold; what is not given stays
     Update(UpdateArgs),
+    /// Add units to the total, or take some off it
+    Add(AddArgs),
     /// Stop claims until resumed
     Pause(IdArgs),
     /// Let claims in again
@@ -42,27 +43,26 @@ pub struct IdArgs {
     call: CallArgs,
 }
 
-/// A limit: a number, or "none".
+/// A limit that is at least `MIN`, or "none".
 #[derive(Debug, Clone, Copy)]
-struct LimitArg(Option<std::num::NonZeroU32>);
+struct LimitArg<const MIN: u32 = 1>(Option<u32>);
 
-impl std::str::FromStr for LimitArg {
-    type Err = &'static str;
+impl<const MIN: u32> std::str::FromStr for LimitArg<MIN> {
+    type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "none" => Ok(Self(None)),
-            number => {
-                number.parse().map(|limit| Self(Some(limit))).map_err(|_| "must be 1 to 4294967295, or none")
-            }
+        match text.parse() {
+            _ if text == "none" => Ok(Self(None)),
+            Ok(limit) if limit >= MIN => Ok(Self(Some(limit))),
+            _ => Err(format!("must be {MIN} to 4294967295, or none")),
         }
     }
 }
 
 #[derive(Debug, Args)]
 struct LimitArgs {
-    /// Units in all, or "none" for no limit
+    /// Units in all, 0 for nothing to give yet, or "none" for no limit
     #[arg(long, value_name = "UNITS")]
-    total: Option<LimitArg>,
+    total: Option<LimitArg<0>>,
     /// Units per user over the whole campaign, or "none"
     #[arg(long, value_name = "UNITS")]
     per_user: Option<LimitArg>,
@@ -77,13 +77,13 @@ struct LimitArgs {
 impl LimitArgs {
     fn json(&self) -> Map<String, Value> {
         [
-            ("total", self.total),
-            ("per_user", self.per_user),
-            ("per_user_per_day", self.per_user_per_day),
-            ("per_claim", self.per_claim),
+            ("total", self.total.map(|limit| limit.0)),
+            ("per_user", self.per_user.map(|limit| limit.0)),
+            ("per_user_per_day", self.per_user_per_day.map(|limit| limit.0)),
+            ("per_claim", self.per_claim.map(|limit| limit.0)),
         ]
         .into_iter()
-        .filter_map(|(name, limit)| Some((name.to_owned(), json!(limit?.0))))
+        .filter_map(|(name, limit)| Some((name.to_owned(), json!(limit?))))
         .collect()
     }
 }
@@ -131,6 +131,9 @@ pub struct UpdateArgs {
     /// When it closes, or "none"
     #[arg(long, value_name = "TIME")]
     ends_at: Option<String>,
+    /// Hold claims made from now on for this long until they are confirmed, or "none"
+    #[arg(long, value_name = "SECONDS")]
+    hold_seconds: Option<LimitArg>,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -145,6 +148,7 @@ impl CampaignCommand {
             Self::List(call) => list(&call).await,
             Self::Show(args) => one(&args.call, Method::GET, &format!("/{}", args.id), None).await,
             Self::Update(args) => args.run().await,
+            Self::Add(args) => args.run().await,
             Self::Pause(args) => one(&args.call, Method::POST, &format!("/{}/pause", args.id), None).await,
             Self::Resume(args) => one(&args.call, Method::POST, &format!("/{}/resume", args.id), None).await,
             Self::End(args) => one(&args.call, Method::POST, &format!("/{}/end", args.id), None).await,
@@ -207,6 +211,9 @@ impl UpdateArgs {
         }
         if let Some(ends_at) = self.ends_at {
             body["ends_at"] = if ends_at == "none" { Value::Null } else { json!(ends_at) };
+        }
+        if let Some(LimitArg(hold_seconds)) = self.hold_seconds {
+            body["hold_seconds"] = json!(hold_seconds);
         }
         one(&self.call, Method::PATCH, &path, Some(body)).await
     }
@@ -289,12 +296,6 @@ impl ReconcileArgs {
         show(self.call.json, &reply, || table::reconciliation(&reply))?;
         if reply["agrees"] == json!(true) { Ok(()) } else { Err(CallError::Differs) }
     }
-}
-
-fn random_key() -> Result<String, CallError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|error| CallError::Usage(format!("no randomness: {error}")))?;
-    Ok(URL_SAFE_NO_PAD.encode(bytes))
 }
 
 /// `claimgate token`

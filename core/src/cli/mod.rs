@@ -1,5 +1,7 @@
 //! The command line. Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable.
 
+mod addition;
+mod audit;
 mod call_args;
 mod client;
 mod commands;
@@ -20,6 +22,7 @@ use crate::config::{Config, ServeArgs};
 use crate::data_dir;
 use crate::engine::serving::ServingError;
 use crate::server::serve;
+use audit::AuditArgs;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
@@ -52,6 +55,8 @@ enum Command {
     Return(ClaimIdArgs),
     /// Compare Redis and SQL, and repair what is safe to repair
     Reconcile(ReconcileArgs),
+    /// List who changed which campaign, when, and how
+    Audit(AuditArgs),
     /// Show, and change, which replicas must have a claim before it is acknowledged
     Replication(ReplicationArgs),
     /// Tell what is wrong or risky with this set-up
@@ -82,6 +87,7 @@ impl Cli {
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
             Command::Return(args) => finish(runtime.block_on(args.run("return"))),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
+            Command::Audit(args) => finish(runtime.block_on(args.run())),
             Command::Replication(args) => finish(runtime.block_on(args.run())),
             Command::Doctor(args) => match runtime.block_on(args.run()) {
                 Ok(sound) => ExitCode::from(if sound { DONE } else { REFUSED }),

@@ -10,7 +10,7 @@ pub fn campaigns(campaigns: &[Value]) -> String {
         return list(campaigns);
     };
     let limits = &campaign["limits"];
-    pairs(&[
+    let mut rows = vec![
         ("id", word(&campaign["id"])),
         ("name", word(&campaign["name"])),
         ("state", word(&campaign["state"])),
@@ -27,7 +27,12 @@ pub fn campaigns(campaigns: &[Value]) -> String {
         ("held for", campaign["hold_seconds"].as_u64().map_or("not held".to_owned(), |s| format!("{s} s"))),
         ("waiting for SQL", or(&campaign["backlog"], "unknown")),
         ("version", word(&campaign["version"])),
-    ])
+    ];
+    // Units that were added bring one.
+    if let Some(key) = campaign.get("idempotency_key") {
+        rows.push(("key", word(key)));
+    }
+    pairs(&rows)
 }
 
 /// A claim that stands.
@@ -115,6 +120,38 @@ pub fn reconciliation(reply: &Value) -> String {
         lines.push(" Redis and SQL agree".to_owned());
     }
     lines.join("\n")
+}
+
+/// One row a change: what it changed, from what, and to what.
+pub fn audit(items: &[Value]) -> String {
+    let mut table = table();
+    table.set_header(["at", "who", "what", "campaign", "changed"]);
+    for item in items {
+        let mut changed = Vec::new();
+        if !item["before"].is_null() {
+            differences("", &item["before"], &item["after"], &mut changed);
+        }
+        table.add_row([
+            word(&item["at"]),
+            word(&item["who"]),
+            word(&item["what"]),
+            word(&item["campaign_id"]),
+            changed.join(", "),
+        ]);
+    }
+    table.to_string()
+}
+
+/// The members of `after` that differ from those of `before`, each by its path.
+fn differences(path: &str, before: &Value, after: &Value, into: &mut Vec<String>) {
+    for (name, value) in after.as_object().into_iter().flatten() {
+        let path = format!("{path}{name}");
+        if value.is_object() {
+            differences(&format!("{path}."), &before[name], value, into);
+        } else if before[name] != *value {
+            into.push(format!("{path}: {} to {}", or(&before[name], "none"), or(value, "none")));
+        }
+    }
 }
 
 fn list(campaigns: &[Value]) -> String {

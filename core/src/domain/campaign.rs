@@ -105,7 +105,7 @@ impl Campaign {
 
     /// Units left of `total` when `taken` are taken; never below 0, `None` when unlimited.
     pub fn remaining(&self, taken: u64) -> Option<u32> {
-        let total = u64::from(self.limits.total?.get());
+        let total = u64::from(self.limits.total?);
         u32::try_from(total.saturating_sub(taken)).ok()
     }
 

@@ -58,10 +58,11 @@ impl NewCampaign {
     }
 }
 
-/// `PATCH /admin/v1/campaigns/{id}`: what is left out stays as it is; `null` takes a limit or the end away.
+/// `PATCH /admin/v1/campaigns/{id}`: what is left out stays as it is; `null` takes a limit, the end or the
+/// hold away.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
-#[allow(clippy::option_option)] // left out, null and a time are three things here
+#[allow(clippy::option_option)] // left out, null and a value are three things here
 pub struct CampaignPatch {
     /// The version this change was made against.
     #[schema(value_type = u64)]
@@ -73,6 +74,10 @@ pub struct CampaignPatch {
     ends_at: Option<Option<Timestamp>>,
     #[serde(default, deserialize_with = "object")]
     limits: LimitsPatch,
+    /// Counts for claims made from then on.
+    #[serde(default, deserialize_with = "given")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    hold_seconds: Option<Option<NonZeroU32>>,
 }
 
 /// The limits of a [`CampaignPatch`].
@@ -81,8 +86,7 @@ pub struct CampaignPatch {
 #[allow(clippy::option_option)] // left out, null and a number are three things here
 pub struct LimitsPatch {
     #[serde(default, deserialize_with = "given")]
-    #[schema(value_type = Option<u32>, minimum = 1)]
-    total: Option<Option<NonZeroU32>>,
+    total: Option<Option<u32>>,
     #[serde(default, deserialize_with = "given")]
     #[schema(value_type = Option<u32>, minimum = 1)]
     per_user: Option<Option<NonZeroU32>>,
@@ -125,6 +129,7 @@ impl CampaignPatch {
                 per_user_per_day: self.limits.per_user_per_day.unwrap_or(now.per_user_per_day),
                 per_claim: self.limits.per_claim.unwrap_or(now.per_claim),
             },
+            hold_seconds: self.hold_seconds.unwrap_or(campaign.hold_seconds),
             version: campaign.version.next(),
             evicted: None,
             ..campaign.clone()
@@ -152,9 +157,14 @@ mod tests {
         assert_eq!(changed.window.ends_at(), None);
         assert_eq!((changed.limits.total, changed.limits.per_user), (None, NonZeroU32::new(2)));
         assert_eq!((changed.limits.per_claim, changed.version), (NonZeroU32::new(1), Version::new(2)));
+        assert_eq!(patch(r#"{"version":1,"limits":{"total":0}}"#).unwrap().limits.total, Some(0));
+        let held = patch(r#"{"version":1,"hold_seconds":5}"#).unwrap();
+        assert_eq!((held.hold_seconds, held.limits.total), (NonZeroU32::new(5), Some(10)));
         for (body, field) in [
             (r#"{"version":1,"time_zone":"UTC"}"#, "time_zone"),
-            (r#"{"version":1,"limits":{"total":0}}"#, "limits.total"),
+            (r#"{"version":1,"limits":{"total":-1}}"#, "limits.total"),
+            (r#"{"version":1,"limits":{"per_user":0}}"#, "limits.per_user"),
+            (r#"{"version":1,"hold_seconds":0}"#, "hold_seconds"),
             (r#"{"version":1,"limits":[1,2,3,4]}"#, "limits"),
             (r#"{"version":1,"starts_at":"2026-03-01T00:00:00Z"}"#, "ends_at"),
             ("{}", "body"),

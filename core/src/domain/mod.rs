@@ -1,5 +1,6 @@
 //! The types that both stores share: campaigns, claims, events, high-water marks. No I/O, no clock.
 
+pub mod addition;
 pub mod campaign;
 pub mod campaign_change;
 pub mod claim_record;

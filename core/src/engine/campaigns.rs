@@ -10,11 +10,12 @@ use super::reconcile::{Reconciler, Reconciliation};
 use super::recovery::Recovered;
 use super::sync::SyncError;
 use super::{Engine, EngineError, evicted_answers};
+use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::CampaignPatch;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::replies::Counters;
-use crate::store::sql::{Change, Changed};
+use crate::store::sql::{Added, AuditEntry, Change, Changed};
 
 /// A campaign with its live counters.
 #[derive(Debug)]
@@ -41,6 +42,15 @@ pub enum Created {
     New,
     /// An identical one exists.
     Identical,
+}
+
+/// When units were added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddedUnits {
+    /// By this call.
+    Now,
+    /// By an earlier call with the same key.
+    Before,
 }
 
 impl Engine {
@@ -110,6 +120,19 @@ impl Engine {
             });
         }
         Ok(CampaignList { items, next_cursor: page.last.filter(|_| page.is_full) })
+    }
+
+    /// Up to `limit` changes of one campaign or of all, with numbers above `after`, in the order in which they were made.
+    ///
+    /// # Errors
+    /// When SQL does not answer.
+    pub async fn audit(
+        &self,
+        campaign: Option<&CampaignId>,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<AuditEntry>, EngineError> {
+        Ok(self.sync.sql.audit(campaign, after, limit).await?)
     }
 
     /// Compares Redis and SQL; changes nothing.
@@ -211,6 +234,28 @@ impl Engine {
         self.change(&before, after, change).await
     }
 
+    /// Adds units to a campaign's total, from the next decision on, once for each key; a key of before finds it added.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`], or when a store does not answer: the units may have been added then, and the same key
+    /// tells.
+    pub async fn add(
+        &self,
+        id: &CampaignId,
+        addition: &Addition,
+        change: Change<'_>,
+    ) -> Result<AddedUnits, EngineError> {
+        let added = self.sync.sql.add(id, addition, change).await?.ok_or(EngineError::CampaignNotFound)?;
+        let (campaign, units) = match added {
+            Added::Done(campaign) => (campaign, AddedUnits::Now),
+            Added::Replayed(campaign) => (campaign, AddedUnits::Before),
+            Added::Refused(problem) => return Err(EngineError::Invalid(problem)),
+        };
+        // Also for a key of before: the core that added the units may not have come as far.
+        self.apply(campaign).await?;
+        Ok(units)
+    }
+
     /// Writes a change to SQL, then to Redis.
     async fn change(
         &self,
@@ -227,6 +272,11 @@ impl Engine {
                 None => return Err(EngineError::CampaignNotFound),
             }
         };
+        self.apply(changed).await
+    }
+
+    /// Puts the rules of `changed`, as SQL has them, into force in Redis.
+    async fn apply(&self, changed: Campaign) -> Result<(), EngineError> {
         let handle = self.registry.update(changed);
         // An ended campaign that was evicted stays so: there are no rules to apply.
         if handle.campaign().evicted.is_some() {

@@ -100,7 +100,7 @@ impl Engine {
             match self.sync.sql.transition(&id, transition, now).await? {
                 Transitioned::Stands(claim) => return Ok(claim),
                 Transitioned::Changed(claim, campaign) => {
-                    self.registry.update(campaign);
+                    self.registry.update(*campaign);
                     return Ok(claim);
                 }
                 Transitioned::Unknown => return Err(EngineError::ClaimNotFound),

@@ -37,7 +37,7 @@ pub enum EngineError {
     /// Another core is loading the campaign.
     #[error("another core is loading the campaign")]
     LoadingElsewhere,
-    /// The new rules contradict each other.
+    /// The campaign cannot have these rules.
     #[error("the rules are not valid: {}", .0.detail)]
     Invalid(Problem),
     /// A claim was not decided, or that is unknown.

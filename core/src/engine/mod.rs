@@ -23,5 +23,5 @@ pub mod sold_out_cache;
 pub mod sync;
 
 pub use self::builder::{Builder, Engine};
-pub use self::campaigns::{CampaignStatus, Created};
+pub use self::campaigns::{AddedUnits, CampaignStatus, Created};
 pub use self::error::EngineError;

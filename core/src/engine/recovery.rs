@@ -149,7 +149,8 @@ impl Recovery {
             Err(error) if error.not_ready_reason().is_some() => self.recover(handle, false).await?,
             Err(error) => return Err(error.into()),
         };
-        if recovered != Recovered::Elsewhere && handle.campaign().hold_seconds.is_some() {
+        // Holds may be due whether the campaign still makes any or not.
+        if recovered != Recovered::Elsewhere {
             self.sync.sweep(handle).await?;
         }
         Ok(recovered)
@@ -306,7 +307,7 @@ impl Recovery {
         lacking.sort_by_key(|(_, claim)| (stands(claim), claim.sequence));
         lacking.dedup_by_key(|(_, claim)| claim.sequence);
         // The total that they were decided by is unknown; all of them are within what Redis counts.
-        let limit_at_decision = drawn.limits.total.map(|total| u64::from(total.get()).max(suspended.taken));
+        let limit_at_decision = drawn.limits.total.map(|total| u64::from(total).max(suspended.taken));
         let (epoch, count) = (suspended.epoch, suspended.high_water_mark.events);
         let mut rescued = 0;
         for page in lacking.chunks(RESCUE_PAGE) {

@@ -10,7 +10,7 @@ use claimgate_shared::signature::{
 use claimgate_shared::{Attempt, Code, Problem};
 
 use crate::clock;
-use crate::credentials::{Caller, Credentials};
+use crate::credentials::{Caller, Credentials, Role};
 
 /// Authenticates callers, by credentials that can be replaced while calls are made.
 #[derive(Debug, Clone)]
@@ -43,12 +43,9 @@ impl Authenticator {
         Ok((self.bearer(headers)?, parts.attempt))
     }
 
-    /// Only the admin; `forbidden` for any other caller.
-    pub(crate) fn admin(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
-        match self.bearer(headers)? {
-            Caller::Admin => Ok(Caller::Admin),
-            _ => Err(Problem::new(Code::Forbidden, "this call needs the admin token")),
-        }
+    /// Only an admin of at least the role `needed`; `forbidden` for any other caller.
+    pub(crate) fn admin(&self, headers: &HeaderMap, needed: Role) -> Result<Caller, Problem> {
+        self.bearer(headers)?.with_role(needed)
     }
 
     fn bearer(&self, headers: &HeaderMap) -> Result<Caller, Problem> {

@@ -10,7 +10,7 @@ use axum::BoxError;
 use axum::body::{Bytes, HttpBody as Body};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
-use axum::http::{HeaderValue, StatusCode, Uri, request};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, request};
 use axum::response::Response;
 use claimgate_shared::claim_request::ClaimBatch;
 use claimgate_shared::signature::SignedParts;
@@ -23,16 +23,19 @@ use super::error::{ApiError, ApiResult, no_such_campaign, no_such_claim};
 use super::middleware::REQUEST_ID;
 use super::state::AppState;
 use crate::clock;
-use crate::credentials::Caller;
+use crate::credentials::{Caller, Role};
+use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
 
+/// Marks the answer to a repeated key.
+pub const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
 /// Room for a claim's answer, so that its body does not grow while it is written.
 const ANSWER_BYTES: usize = 512;
 /// How long a body may take to come in.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The edge, a back end or an admin, on a call without a body.
+/// The edge, a back end or an admin of any role, on a call without a body that only reads.
 #[derive(Debug)]
 pub struct ApiCaller(pub Caller);
 
@@ -44,14 +47,15 @@ impl FromRequestParts<AppState> for ApiCaller {
     }
 }
 
-/// A back end or an admin, on a call without a body: the edge may only claim and read.
+/// A back end or an operator, on a call without a body: the edge may only claim and read.
 #[derive(Debug)]
 pub struct BackEnd(pub Caller);
 
 impl FromRequestParts<AppState> for BackEnd {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
-        Ok(Self(no_edge(ApiCaller::from_request_parts(parts, state).await?.0)?))
+        let caller = no_edge(ApiCaller::from_request_parts(parts, state).await?.0)?;
+        Ok(Self(caller.unless_below(Role::Operator)?))
     }
 }
 
@@ -63,27 +67,48 @@ fn no_edge(caller: Caller) -> Result<Caller, Problem> {
     }
 }
 
-/// An admin, on a call without a body.
-#[derive(Debug)]
-pub struct Admin(pub Caller);
+/// Declares the extractors of admins by the least role that they let in.
+macro_rules! admins {
+    ($($(#[$about:meta])* $name:ident = $role:expr;)+) => {$(
+        $(#[$about])*
+        #[derive(Debug)]
+        pub struct $name(pub Caller);
 
-impl FromRequestParts<AppState> for Admin {
-    type Rejection = ApiError;
-    async fn from_request_parts(parts: &mut request::Parts, state: &AppState) -> Result<Self, ApiError> {
-        Ok(Self(state.authenticator().admin(&parts.headers)?))
-    }
+        impl FromRequestParts<AppState> for $name {
+            type Rejection = ApiError;
+            async fn from_request_parts(
+                parts: &mut request::Parts,
+                state: &AppState,
+            ) -> Result<Self, ApiError> {
+                Ok(Self(state.authenticator().admin(&parts.headers, $role)?))
+            }
+        }
+    )+};
 }
 
-/// An admin, and what they sent.
-#[derive(Debug)]
-pub struct AdminBody<T>(pub Caller, pub T);
+admins! {
+    /// An admin of any role: for calls that only read.
+    Viewer = Role::Viewer;
+    /// An operator, or an admin of the role admin.
+    Operator = Role::Operator;
+    /// An admin of the role admin.
+    Admin = Role::Admin;
+}
 
-impl<T: ParseBody> FromRequest<AppState> for AdminBody<T> {
+/// A caller, as `A` lets it in, and what it sent.
+#[derive(Debug)]
+pub struct WithBody<A, T>(pub A, pub T);
+
+impl<A, T> FromRequest<AppState> for WithBody<A, T>
+where
+    A: FromRequestParts<AppState, Rejection = ApiError> + Send,
+    T: ParseBody + Send,
+{
     type Rejection = ApiError;
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
-        let (parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
+        let (mut parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
         let value = T::parse_body(&body)?;
-        Ok(Self(state.authenticator().admin(&parts.headers)?, value))
+        Ok(Self(A::from_request_parts(&mut parts, state).await?, value))
     }
 }
 
@@ -96,6 +121,12 @@ pub trait ParseBody: Sized {
 impl ParseBody for Campaign {
     fn parse_body(body: &[u8]) -> Result<Self, Problem> {
         NewCampaign::parse(body, clock::now())
+    }
+}
+
+impl ParseBody for Addition {
+    fn parse_body(body: &[u8]) -> Result<Self, Problem> {
+        Self::parse(body)
     }
 }
 
@@ -130,7 +161,7 @@ impl ClaimCall {
         let request = ClaimRequest::parse(&body)?;
         let signed = signed_claim(&parts, &body, &request);
         let (caller, attempt) = state.authenticator().caller(&parts.headers, signed)?;
-        Ok(Self { caller, attempt, request })
+        Ok(Self { caller: caller.unless_below(Role::Admin)?, attempt, request })
     }
 }
 
@@ -152,7 +183,7 @@ impl FromRequest<AppState> for BatchCall {
         let claims = ClaimBatch::parse(&body)?;
         let (caller, _) =
             state.authenticator().caller(&parts.headers, SignedParts { body: &body, ..signed(&parts) })?;
-        let caller = no_edge(caller)?;
+        let caller = no_edge(caller)?.unless_below(Role::Admin)?;
         let id = parts.headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
         Ok(Self { caller, request_id: id.to_owned(), claims })
     }

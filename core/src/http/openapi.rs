@@ -12,7 +12,7 @@ use super::routes::{admin_routes, internal_routes};
     info(title = "claimgate core", description = "Decides claims, exactly up to their limits."),
     tags(
         (name = "internal", description = "For the edge (signed) and back ends (API token)"),
-        (name = "admin", description = "For admins (admin token), on a listener of its own"),
+        (name = "admin", description = "For admins (tokens by role: viewer, operator, admin), on a listener of its own"),
         (name = "health", description = "For supervisors and balancers (no token), on both listeners"),
     ),
     paths(super::listeners::ready)

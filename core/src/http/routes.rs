@@ -29,11 +29,13 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::campaigns::resume))
         .routes(routes!(admin::campaigns::end))
         .routes(routes!(admin::claims::list))
+        .routes(routes!(admin::audit::list))
         .routes(routes!(admin::replication::accept_loss))
         .layer(from_fn(answered_in_time))
         // These have a body to wait for first.
         .routes(routes!(admin::campaigns::create))
         .routes(routes!(admin::campaigns::update))
+        .routes(routes!(admin::additions::add))
         .routes(routes!(admin::replication::show, admin::replication::change))
         // These may go through a whole campaign.
         .routes(routes!(admin::campaigns::warm_up))

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use serde_json::json;
-use support::eventually;
 use support::times::from_now;
 use support::wait::holds;
+use support::{SOON, eventually};
 
 use super::{claims_passed_on, open_world, refused_early, run};
 
@@ -35,6 +36,23 @@ fn a_claim_is_granted_once_and_shown_to_its_user_only() {
             world.look_up("flow.bob.AAAAAAAAAAAAAAAAAAAAAA", "bob").await.refused(404, "claim_not_found");
         assert_eq!(others.json()["title"], missing.json()["title"]);
         assert_eq!(world.core.sql().until("flow", 1).await[0].id, *id);
+    });
+}
+
+#[test]
+fn a_total_of_nothing_is_sold_out_until_units_are_added() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("nothing", json!({"total": 0})).await;
+        let refused = refused_early(world, "nothing", "sold_out").await;
+        assert_eq!(refused.json()["remaining"], 0);
+        let body = json!({"units": 1, "idempotency_key": "a"});
+        world.core.admin(Method::POST, "/admin/v1/campaigns/nothing/add", &body).await.expect(200);
+        eventually(SOON, || async {
+            let reply = world.first_try("nothing", "alice", "k").await;
+            holds(reply.status == 201, || reply.text())
+        })
+        .await;
     });
 }
 

@@ -14,7 +14,7 @@ use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::{CampaignPatch, NewCampaign};
 use crate::engine::{CampaignStatus, Created};
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, AdminBody, PathCampaign, json};
+use crate::http::extract::{Admin, Operator, PathCampaign, Viewer, WithBody, json};
 use crate::http::middleware::in_time;
 use crate::http::state::AppState;
 use crate::store::sql::Change;
@@ -60,7 +60,12 @@ impl From<CampaignStatus> for AdminView {
 }
 
 /// Answers with the campaign as it is now.
-async fn answer(state: &AppState, caller: &Caller, status: StatusCode, id: &CampaignId) -> ApiResult {
+pub(super) async fn answer(
+    state: &AppState,
+    caller: &Caller,
+    status: StatusCode,
+    id: &CampaignId,
+) -> ApiResult {
     json(status, &AdminView::from(state.engine(caller).status(id).await?))
 }
 
@@ -75,7 +80,7 @@ async fn answer(state: &AppState, caller: &Caller, status: StatusCode, id: &Camp
 )]
 pub async fn create(
     State(state): State<AppState>,
-    AdminBody(caller, campaign): AdminBody<Campaign>,
+    WithBody(Admin(caller), campaign): WithBody<Admin, Campaign>,
 ) -> ApiResult {
     let id = campaign.id.clone();
     in_time(async {
@@ -94,7 +99,7 @@ pub async fn create(
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn list(State(state): State<AppState>, Admin(caller): Admin, uri: Uri) -> ApiResult {
+pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Uri) -> ApiResult {
     let query = PageQuery::parse(&uri)?;
     let limit = query.limit()?;
     let page = state.engine(&caller).list(&query.cursor.unwrap_or_default(), limit).await?;
@@ -112,13 +117,13 @@ pub async fn list(State(state): State<AppState>, Admin(caller): Admin, uri: Uri)
 )]
 pub async fn show(
     State(state): State<AppState>,
-    Admin(caller): Admin,
+    Viewer(caller): Viewer,
     PathCampaign(id): PathCampaign,
 ) -> ApiResult {
     answer(&state, &caller, StatusCode::OK, &id).await
 }
 
-/// Changes name, window or limits.
+/// Changes name, window, limits or hold.
 #[utoipa::path(
     patch, path = "/admin/v1/campaigns/{id}", tag = "admin", params(("id" = CampaignId, Path)),
     request_body = CampaignPatch,
@@ -130,7 +135,7 @@ pub async fn show(
 pub async fn update(
     State(state): State<AppState>,
     PathCampaign(id): PathCampaign,
-    AdminBody(caller, patch): AdminBody<CampaignPatch>,
+    WithBody(Admin(caller), patch): WithBody<Admin, CampaignPatch>,
 ) -> ApiResult {
     in_time(async {
         state.engine(&caller).update(&id, patch, caller.name(), clock::now()).await?;
@@ -149,7 +154,7 @@ pub async fn update(
 )]
 pub async fn pause(
     State(state): State<AppState>,
-    Admin(caller): Admin,
+    Operator(caller): Operator,
     PathCampaign(id): PathCampaign,
 ) -> ApiResult {
     set_admin_state(&state, &caller, &id, AdminState::Paused, "pause").await
@@ -165,7 +170,7 @@ pub async fn pause(
 )]
 pub async fn resume(
     State(state): State<AppState>,
-    Admin(caller): Admin,
+    Operator(caller): Operator,
     PathCampaign(id): PathCampaign,
 ) -> ApiResult {
     set_admin_state(&state, &caller, &id, AdminState::On, "resume").await

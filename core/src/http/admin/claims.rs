@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::paging::{Page, PageQuery};
 use crate::domain::utc_offsets::day_text;
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, PathCampaign, json};
+use crate::http::extract::{PathCampaign, Viewer, json};
 use crate::http::state::AppState;
 use crate::store::sql::{ClaimCursor, ClaimRow, SqlError, SqlStore};
 
@@ -65,7 +65,7 @@ impl From<ClaimRow> for ClaimItem {
 )]
 pub async fn list(
     State(state): State<AppState>,
-    Admin(caller): Admin,
+    Viewer(caller): Viewer,
     PathCampaign(id): PathCampaign,
     uri: Uri,
     headers: HeaderMap,

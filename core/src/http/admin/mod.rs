@@ -1,5 +1,7 @@
 //! `/admin/v1`: for admins, on a listener of its own.
 
+pub mod additions;
+pub mod audit;
 pub mod campaigns;
 pub mod claims;
 pub mod paging;

@@ -37,9 +37,14 @@ impl PageQuery {
 
     /// The page's size, checked.
     pub(super) fn limit(&self) -> Result<u32, Problem> {
-        match self.limit.unwrap_or(PAGE_DEFAULT) {
-            limit @ 1..=PAGE_MAX => Ok(limit),
-            _ => Err(Problem::invalid("limit", "must be from 1 to 1000")),
-        }
+        page_limit(self.limit)
+    }
+}
+
+/// A page's size, checked.
+pub(super) fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
+    match asked.unwrap_or(PAGE_DEFAULT) {
+        limit @ 1..=PAGE_MAX => Ok(limit),
+        _ => Err(Problem::invalid("limit", "must be from 1 to 1000")),
     }
 }

@@ -7,7 +7,7 @@ use claimgate_shared::problem::ProblemFields;
 
 use crate::engine::reconcile::Reconciliation;
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, PathCampaign, json};
+use crate::http::extract::{Admin, PathCampaign, Viewer, json};
 use crate::http::state::AppState;
 
 /// Compares Redis and SQL; changes nothing.
@@ -20,7 +20,7 @@ use crate::http::state::AppState;
 )]
 pub async fn compare(
     State(state): State<AppState>,
-    Admin(caller): Admin,
+    Viewer(caller): Viewer,
     PathCampaign(id): PathCampaign,
 ) -> ApiResult {
     json(StatusCode::OK, &state.engine(&caller).compare(&id).await?)

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::clock;
 use crate::engine::replication::ReplicationView;
 use crate::http::error::ApiResult;
-use crate::http::extract::{Admin, AdminBody, ParseBody, json};
+use crate::http::extract::{Admin, ParseBody, Viewer, WithBody, json};
 use crate::http::state::AppState;
 
 /// `POST /admin/v1/replication`.
@@ -34,7 +34,7 @@ impl ParseBody for ReplicationChange {
         (status = "default", description = "A problem", body = ProblemFields),
     ),
 )]
-pub async fn show(State(state): State<AppState>, Admin(caller): Admin) -> ApiResult {
+pub async fn show(State(state): State<AppState>, Viewer(caller): Viewer) -> ApiResult {
     json(StatusCode::OK, &state.engine(&caller).replication().await?)
 }
 
@@ -48,7 +48,7 @@ pub async fn show(State(state): State<AppState>, Admin(caller): Admin) -> ApiRes
 )]
 pub async fn change(
     State(state): State<AppState>,
-    AdminBody(caller, change): AdminBody<ReplicationChange>,
+    WithBody(Admin(caller), change): WithBody<Admin, ReplicationChange>,
 ) -> ApiResult {
     let engine = state.engine(&caller);
     engine.set_replicas_min(change.replicas_min, caller.name(), clock::now()).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderValue, StatusCode};
 use claimgate_shared::claim_request::{ClaimFields, ClaimLookup};
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{Attempt, ClaimId, ClaimReply, ClaimRequest, Outcome, http};
@@ -11,12 +11,11 @@ use claimgate_shared::{Attempt, ClaimId, ClaimReply, ClaimRequest, Outcome, http
 use crate::clock;
 use crate::credentials::Caller;
 use crate::http::error::{ApiError, ApiResult, no_such_claim, unknown_outcome};
-use crate::http::extract::{ApiCaller, BackEnd, ClaimCall, PathClaim, json};
+use crate::http::extract::{ApiCaller, BackEnd, ClaimCall, PathClaim, REPLAYED, json};
 use crate::http::state::AppState;
 
 /// The longest a caller waits for a decision; the edge gives core 2 s in all.
 const DECISION_TIMEOUT: Duration = Duration::from_millis(1500);
-const REPLAYED: HeaderName = HeaderName::from_static(http::REPLAYED_HEADER);
 
 /// Decides a claim.
 #[utoipa::path(

@@ -58,7 +58,8 @@ pub fn rules(campaign: &Campaign, now: Timestamp) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(50 + utc_offsets.packed.len());
     put_be(&mut bytes, ms(campaign.window.starts_at()), 6);
     put_be(&mut bytes, campaign.window.ends_at().map_or(NEVER, ms), 6);
-    for limit in [limits.total, limits.per_user, limits.per_user_per_day, limits.per_claim] {
+    put_be(&mut bytes, limits.total.map_or(UNLIMITED, u64::from), 5);
+    for limit in [limits.per_user, limits.per_user_per_day, limits.per_claim] {
         put_be(&mut bytes, limit.map_or(UNLIMITED, |limit| limit.get().into()), 5);
     }
     put_be(&mut bytes, hold_ms, 6);

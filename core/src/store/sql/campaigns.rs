@@ -43,7 +43,7 @@ pub struct CampaignPage {
 pub struct Change<'a> {
     /// The caller's name.
     pub who: &'a str,
-    /// `create`, `update`, `pause`, `resume` or `end`.
+    /// `create`, `update`, `add`, `pause`, `resume` or `end`.
     pub what: &'a str,
     /// When.
     pub at: Timestamp,
@@ -73,7 +73,7 @@ impl SqlStore {
         .bind(campaign.window.starts_at().as_ms())
         .bind(campaign.window.ends_at().map(Timestamp::as_ms))
         .bind(campaign.zone.name())
-        .bind(campaign.limits.total.map(number))
+        .bind(campaign.limits.total.map(i64::from))
         .bind(campaign.limits.per_user.map(number))
         .bind(campaign.limits.per_user_per_day.map(number))
         .bind(campaign.limits.per_claim.map(number))
@@ -109,39 +109,13 @@ impl SqlStore {
     ) -> Result<Option<Changed>, SqlError> {
         step::before("sql:change").await;
         let mut transaction = self.pool.begin().await?;
-        // Begins with a write that changes nothing, to hold the row: see the module's head.
-        sqlx::query("UPDATE campaigns SET version = version WHERE id = $1")
-            .bind(campaign.id.as_str())
-            .execute(&mut *transaction)
-            .await?;
-        let Some(before) = select(&mut transaction, &campaign.id).await? else {
+        let Some(before) = lock(&mut transaction, &campaign.id).await? else {
             return Ok(None);
         };
         if before.version != from {
             return Ok(Some(Changed::Conflict(before)));
         }
-        let after = Campaign { changed_at: change.at, ..campaign.clone() };
-        let row = sqlx::query(
-            "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
-             per_user_per_day = $6, per_claim = $7, admin_state = $8, version = $9, changed_at = $10, \
-             evicted_at = CASE WHEN $11 = 1 THEN evicted_at END WHERE id = $12 RETURNING *",
-        )
-        .bind(after.name.to_string())
-        .bind(after.window.starts_at().as_ms())
-        .bind(after.window.ends_at().map(Timestamp::as_ms))
-        .bind(after.limits.total.map(number))
-        .bind(after.limits.per_user.map(number))
-        .bind(after.limits.per_user_per_day.map(number))
-        .bind(after.limits.per_claim.map(number))
-        .bind(admin_state_text(after.admin_state))
-        .bind(big(after.version))
-        .bind(change.at.as_ms())
-        .bind(i64::from(after.over_since(change.at).is_some()))
-        .bind(after.id.as_str())
-        .fetch_one(&mut *transaction)
-        .await?;
-        let after = read(&row)?;
-        audit(&mut transaction, Some(&before), &after, change).await?;
+        let after = write_rules(&mut transaction, &before, campaign, change).await?;
         number_change(&mut transaction, &after.id).await?;
         step::after(transaction.commit().await)?;
         Ok(Some(Changed::Done(after)))
@@ -299,6 +273,52 @@ async fn select(transaction: &mut Transaction, id: &CampaignId) -> Result<Option
     row.as_ref().map(read).transpose()
 }
 
+/// The campaign `id`, whose row `transaction` holds from now on. Begins with a write that changes nothing: see the module's
+/// head.
+pub(super) async fn lock(
+    transaction: &mut Transaction,
+    id: &CampaignId,
+) -> Result<Option<Campaign>, SqlError> {
+    sqlx::query("UPDATE campaigns SET version = version WHERE id = $1")
+        .bind(id.as_str())
+        .execute(&mut **transaction)
+        .await?;
+    select(transaction, id).await
+}
+
+/// Writes the rules of `after` in place of those of `before`, and who changed them. Returns the campaign as it is now.
+pub(super) async fn write_rules(
+    transaction: &mut Transaction,
+    before: &Campaign,
+    after: &Campaign,
+    change: Change<'_>,
+) -> Result<Campaign, SqlError> {
+    let after = Campaign { changed_at: change.at, ..after.clone() };
+    let row = sqlx::query(
+        "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
+         per_user_per_day = $6, per_claim = $7, hold_seconds = $8, admin_state = $9, version = $10, changed_at = $11, \
+         evicted_at = CASE WHEN $12 = 1 THEN evicted_at END WHERE id = $13 RETURNING *",
+    )
+    .bind(after.name.to_string())
+    .bind(after.window.starts_at().as_ms())
+    .bind(after.window.ends_at().map(Timestamp::as_ms))
+    .bind(after.limits.total.map(i64::from))
+    .bind(after.limits.per_user.map(number))
+    .bind(after.limits.per_user_per_day.map(number))
+    .bind(after.limits.per_claim.map(number))
+    .bind(after.hold_seconds.map(number))
+    .bind(admin_state_text(after.admin_state))
+    .bind(big(after.version))
+    .bind(change.at.as_ms())
+    .bind(i64::from(after.over_since(change.at).is_some()))
+    .bind(after.id.as_str())
+    .fetch_one(&mut **transaction)
+    .await?;
+    let after = read(&row)?;
+    audit(transaction, Some(before), &after, change).await?;
+    Ok(after)
+}
+
 async fn audit(
     transaction: &mut Transaction,
     before: Option<&Campaign>,
@@ -336,6 +356,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         number.map(|n| u32::try_from(n).and_then(NonZeroU32::try_from).map_err(unreadable)).transpose()
     };
     let ends_at: Option<i64> = row.try_get("ends_at")?;
+    let total: Option<i64> = row.try_get("total")?;
     Ok(Campaign {
         id: row.try_get::<String, _>("id")?.try_into().map_err(unreadable)?,
         name: row.try_get::<String, _>("name")?.try_into().map_err(unreadable)?,
@@ -343,7 +364,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
             .map_err(unreadable)?,
         zone: row.try_get::<String, _>("time_zone")?.try_into().map_err(unreadable)?,
         limits: Limits {
-            total: limit("total")?,
+            total: total.map(|total| u32::try_from(total).map_err(unreadable)).transpose()?,
             per_user: limit("per_user")?,
             per_user_per_day: limit("per_user_per_day")?,
             per_claim: limit("per_claim")?,

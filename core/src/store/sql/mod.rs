@@ -17,6 +17,8 @@
 //!
 //! A statement whose limit is over is given up together with its connection. The server gives up by itself, see [`prepare`].
 
+mod additions;
+mod audit;
 mod campaigns;
 mod changes;
 mod claims;
@@ -39,6 +41,8 @@ use tokio::time::timeout;
 use self::pool::{Pool, Writer};
 use self::statements::Dialect;
 use self::unreadable::Unreadable;
+pub use additions::Added;
+pub use audit::AuditEntry;
 pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{Batch, History, OutboxWriteError};

@@ -1,0 +1,105 @@
+//! Units added to a campaign's total, or taken off it.
+
+use claimgate_shared::campaign::AdminState;
+use claimgate_shared::problem::parse_json;
+use claimgate_shared::{Code, IdempotencyKey, Limits, Problem};
+use serde::Deserialize;
+
+use super::campaign::Campaign;
+
+/// `POST /admin/v1/campaigns/{id}/add`.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Addition {
+    /// Units to add to the total; a negative number takes them off.
+    pub units: i64,
+    /// Makes a retry the same addition.
+    pub idempotency_key: IdempotencyKey,
+}
+
+impl Addition {
+    /// Parses the body; a problem names the field that is wrong.
+    ///
+    /// # Errors
+    /// `invalid_request`, with the field that is wrong.
+    pub fn parse(body: &[u8]) -> Result<Self, Problem> {
+        parse_json(body)
+    }
+
+    /// `campaign` with the units added and its version raised.
+    ///
+    /// # Errors
+    /// `campaign_ended`; `invalid_request` without a total; `quantity_out_of_range` when the total would leave its range.
+    pub(crate) fn apply(&self, campaign: &Campaign) -> Result<Campaign, Problem> {
+        if campaign.admin_state == AdminState::Ended {
+            return Err(Problem::new(Code::CampaignEnded, "an ended campaign stays ended"));
+        }
+        let unlimited = || Problem::invalid("units", "the campaign's total is unlimited");
+        let total = campaign.limits.total.ok_or_else(unlimited)?;
+        let sum = i64::from(total).checked_add(self.units).and_then(|sum| u32::try_from(sum).ok());
+        let limits = Limits { total: Some(sum.ok_or_else(|| out_of_range(total))?), ..campaign.limits };
+        Ok(Campaign { limits, version: campaign.version.next(), evicted: None, ..campaign.clone() })
+    }
+
+    /// The problem of a key that has added another number of units.
+    pub(crate) fn key_reused() -> Problem {
+        let detail = "this idempotency key has added another number of units";
+        Problem::new(Code::IdempotencyKeyReused, detail)
+    }
+}
+
+fn out_of_range(total: u32) -> Problem {
+    let detail = format!("units: the total is {total}, and must stay from 0 to {}", u32::MAX);
+    let mut problem = Problem::new(Code::QuantityOutOfRange, detail);
+    problem.extensions.field = Some("units".to_owned());
+    problem
+}
+
+#[cfg(test)]
+mod tests {
+    use claimgate_shared::Timestamp;
+
+    use super::super::campaign_change::NewCampaign;
+    use super::*;
+
+    fn total_after(total: &str, units: i64) -> Result<Option<u32>, Code> {
+        let body = format!(
+            r#"{{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","limits":{{"total":{total}}}}}"#
+        );
+        let campaign = NewCampaign::parse(body.as_bytes(), Timestamp::default()).unwrap();
+        let body = format!(r#"{{"units":{units},"idempotency_key":"k"}}"#);
+        let added =
+            Addition::parse(body.as_bytes()).unwrap().apply(&campaign).map_err(|problem| problem.code)?;
+        assert_eq!(added.version, campaign.version.next());
+        Ok(added.limits.total)
+    }
+
+    #[test]
+    fn the_total_stays_within_its_range() {
+        assert_eq!(total_after("10", 5), Ok(Some(15)));
+        assert_eq!(total_after("10", -10), Ok(Some(0)));
+        assert_eq!(total_after("0", 4_294_967_295), Ok(Some(u32::MAX)));
+        assert_eq!(total_after("10", -11), Err(Code::QuantityOutOfRange));
+        assert_eq!(total_after("1", 4_294_967_295), Err(Code::QuantityOutOfRange));
+        for extreme in [i64::MAX, i64::MIN] {
+            assert_eq!(total_after("1", extreme), Err(Code::QuantityOutOfRange));
+        }
+        assert_eq!(total_after("null", 1), Err(Code::InvalidRequest));
+    }
+
+    #[test]
+    fn what_is_no_addition_is_told_by_its_field() {
+        for (body, field) in [
+            (r#"{"units":1.0,"idempotency_key":"k"}"#, "units"),
+            (r#"{"units":"1","idempotency_key":"k"}"#, "units"),
+            (r#"{"units":99999999999999999999,"idempotency_key":"k"}"#, "units"),
+            (r#"{"units":1,"idempotency_key":"a b"}"#, "idempotency_key"),
+            (r#"{"units":1,"idempotency_key":"k","more":1}"#, "more"),
+            (r#"{"units":1}"#, "body"),
+            (r#"[1,"k"]"#, "body"),
+        ] {
+            let problem = Addition::parse(body.as_bytes()).unwrap_err();
+            assert_eq!(problem.extensions.field.as_deref(), Some(field), "{body}");
+        }
+    }
+}

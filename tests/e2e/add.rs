@@ -1,0 +1,261 @@
+//! Units added to a campaign's total while it runs, a total of nothing yet, and holds that are changed.
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_client::campaign;
+use support::core_process::API_TOKEN;
+use support::postgres::Postgres;
+use support::wait::holds;
+use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
+
+async fn add(core: &Core, id: &str, units: i64, key: &str) -> Reply {
+    let body = json!({"units": units, "idempotency_key": key});
+    core.admin(Method::POST, &format!("/admin/v1/campaigns/{id}/add"), &body).await
+}
+
+fn is_replay(reply: &Reply) -> bool {
+    reply.header("idempotent-replayed") == "true"
+}
+
+/// A core on PostgreSQL; `None` where there is none.
+async fn on_postgres(what: &str) -> Option<(Core, Sql, Postgres)> {
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => {
+            eprintln!("SKIPPED {what}: {why}");
+            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
+            return None;
+        }
+    };
+    let url = postgres.database("claimgate").await;
+    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
+    Some((core, Sql::open(&url), postgres))
+}
+
+#[tokio::test]
+async fn units_are_added_once_for_each_key_and_count_from_the_next_decision() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 1, "per_user": 2})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    core.claim("demo", "bob", "k").await.refused(409, "sold_out");
+    let added = add(&core, "demo", 50, "a-1").await.expect(200);
+    assert!(!is_replay(&added));
+    let view = added.json();
+    assert_eq!(
+        (&view["limits"]["total"], &view["remaining"], &view["version"]),
+        (&json!(51), &json!(50), &json!(2))
+    );
+    assert_eq!(view["limits"]["per_user"], 2, "all else stays");
+    core.claim("demo", "bob", "k").await.expect(201);
+
+    let again = add(&core, "demo", 50, "a-1").await.expect(200);
+    assert!(is_replay(&again));
+    assert_eq!((&again.json()["limits"]["total"], &again.json()["version"]), (&json!(51), &json!(2)));
+    add(&core, "demo", 49, "a-1").await.refused(422, "idempotency_key_reused");
+
+    let taken_off = add(&core, "demo", -51, "a-2").await.expect(200).json();
+    assert_eq!(
+        (&taken_off["limits"]["total"], &taken_off["taken"], &taken_off["remaining"]),
+        (&json!(0), &json!(2), &json!(0)),
+        "what was granted stays"
+    );
+    core.claim("demo", "carol", "k").await.refused(409, "sold_out");
+    core.claim("demo", "bob", "k").await.expect(200);
+    core.create("other", json!({"total": 1})).await;
+    assert!(!is_replay(&add(&core, "other", 50, "a-1").await.expect(200)), "a key is a campaign's own");
+
+    let audit = core.sql().audit("demo").await;
+    let whats: Vec<_> = audit.iter().map(|row| (row.0, row.1.as_str(), row.2.as_str())).collect();
+    assert_eq!(whats, [(1, "admin", "create"), (2, "admin", "add"), (3, "admin", "add")]);
+    let total = |text: &str| serde_json::from_str::<Value>(text).unwrap()["limits"]["total"].clone();
+    assert_eq!((total(audit[1].3.as_ref().unwrap()), total(&audit[1].4)), (json!(1), json!(51)));
+}
+
+#[tokio::test]
+async fn an_addition_that_cannot_be_made_says_why_and_changes_nothing() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    core.create("free", json!({})).await;
+    for (units, code) in [(-11, 422), (4_294_967_286, 422), (i64::MAX, 422), (i64::MIN, 422)] {
+        let refused = add(&core, "demo", units, "k").await.refused(code, "quantity_out_of_range").json();
+        assert_eq!(refused["field"], "units", "{units}");
+    }
+    let refused = add(&core, "free", 1, "k").await.refused(400, "invalid_request").json();
+    assert_eq!(refused["field"], "units");
+    add(&core, "none", 1, "k").await.refused(404, "campaign_not_found");
+    for (body, field) in [
+        (json!({"units": 1.5, "idempotency_key": "k"}), "units"),
+        (json!({"units": "1", "idempotency_key": "k"}), "units"),
+        (json!({"units": null, "idempotency_key": "k"}), "units"),
+        (json!({"units": 1, "idempotency_key": ""}), "idempotency_key"),
+        (json!({"units": 1, "idempotency_key": "k", "version": 1}), "version"),
+        (json!({"units": 1}), "body"),
+        (json!({"idempotency_key": "k"}), "body"),
+    ] {
+        let refused = core.admin(Method::POST, "/admin/v1/campaigns/demo/add", &body).await;
+        assert_eq!(refused.refused(400, "invalid_request").json()["field"], field, "{body}");
+    }
+    let url = core.admin_url("/admin/v1/campaigns/demo/add");
+    let body = json!({"units": 1, "idempotency_key": "k"});
+    for (token, status) in [("", 401), ("wrong", 401), (API_TOKEN, 403)] {
+        assert_eq!(core.client().call(Method::POST, &url, token, &body).await.status, status, "{token:?}");
+    }
+    let view = core.campaign("demo").await;
+    assert_eq!((&view["limits"]["total"], &view["version"]), (&json!(10), &json!(1)));
+    // A key that was refused is free.
+    assert!(!is_replay(&add(&core, "demo", 1, "k").await.expect(200)));
+
+    core.set_admin_state("demo", "end").await.expect(200);
+    add(&core, "demo", 1, "k2").await.refused(409, "campaign_ended");
+    assert!(is_replay(&add(&core, "demo", 1, "k").await.expect(200)), "what was added stays added");
+}
+
+/// Additions and patches at once, each key by several callers: every one of them counts, and once.
+async fn no_change_is_lost(core: &Core, sql: &Sql) {
+    core.create("demo", json!({"total": 1000})).await;
+    let additions = (0..30).map(|at| {
+        let units = if at % 3 == 0 { -1 } else { 5 };
+        async move { (at, add(core, "demo", units, &format!("k{}", at / 2 * 2)).await) }
+    });
+    // Both of a pair have the key, and now and then other units.
+    let patches = (0..10).map(|at| async move {
+        eventually(SOON, || async {
+            let changed =
+                core.patch("demo", json!({"name": format!("n{at}"), "limits": {"per_user": at + 1}})).await;
+            holds(changed.status == 200, || changed.text())
+        })
+        .await;
+    });
+    let (added, _) = tokio::join!(join_all(additions), join_all(patches));
+    let mut total = 1000;
+    for pair in added.chunks(2) {
+        let done: Vec<_> =
+            pair.iter().filter(|(_, reply)| reply.status == 200 && !is_replay(reply)).collect();
+        assert_eq!(done.len(), 1, "one of two with the same key adds: {pair:?}");
+        total += if done[0].0 % 3 == 0 { -1 } else { 5 };
+    }
+    let view = core.campaign("demo").await;
+    assert_eq!((&view["limits"]["total"], &view["version"]), (&json!(total), &json!(1 + 15 + 10)));
+    let rows = sql.number("SELECT COUNT(*) FROM additions WHERE campaign_id = $1", "demo").await;
+    assert_eq!((rows, sql.audit("demo").await.len()), (15, 26));
+}
+
+#[tokio::test]
+async fn no_change_is_lost_on_sqlite() {
+    let core = Core::start().await;
+    no_change_is_lost(&core, &core.sql()).await;
+}
+
+#[tokio::test]
+async fn no_change_is_lost_on_postgresql() {
+    if let Some((core, sql, _postgres)) = on_postgres("additions on PostgreSQL").await {
+        no_change_is_lost(&core, &sql).await;
+    }
+}
+
+#[tokio::test]
+async fn core_killed_while_units_are_added_adds_them_once_in_the_end() {
+    let mut core = Core::start().await;
+    core.create("demo", json!({"total": 0})).await;
+    let (url, token) = (core.admin_url("/admin/v1/campaigns/demo/add"), core.admin_token());
+    let send = |client: support::client::Client, at: i64| {
+        let (url, token) = (url.clone(), token.clone());
+        let body = json!({"units": at, "idempotency_key": format!("k{at}")});
+        async move {
+            let request = client.request(Method::POST, &url).bearer_auth(token).json(&body);
+            client.send(request).await.is_ok_and(|reply| reply.status == 200)
+        }
+    };
+    let calls: Vec<_> = (1..=40).map(|at| tokio::spawn(send(support::client::client(), at))).collect();
+    eventually(SOON, || async {
+        let rows = core.sql().number("SELECT COUNT(*) FROM additions WHERE campaign_id = $1", "demo").await;
+        holds(rows >= 3, || format!("{rows} added"))
+    })
+    .await;
+    core.kill();
+    join_all(calls).await;
+    let core = core.restart().await;
+    for at in 1..=40 {
+        add(&core, "demo", at, &format!("k{at}")).await.expect(200);
+    }
+    let view = core.campaign("demo").await;
+    assert_eq!((&view["limits"]["total"], &view["version"]), (&json!(40 * 41 / 2), &json!(41)));
+}
+
+#[tokio::test]
+async fn a_key_asked_again_puts_into_force_what_a_core_that_died_did_not() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 0})).await;
+    let sql = core.sql();
+    sql.run(
+        "INSERT INTO additions (campaign_id, idempotency_key, units, version) VALUES ('demo', 'k', 5, 2)"
+            .into(),
+    )
+    .await;
+    sql.change_campaign("demo", "total = 5").await;
+    let again = add(&core, "demo", 5, "k").await.expect(200);
+    assert!(is_replay(&again));
+    core.claim("demo", "alice", "k").await.expect(201);
+}
+
+#[tokio::test]
+async fn a_total_of_nothing_is_sold_out_until_there_is_something() {
+    let mut core = Core::start().await;
+    let made = core.create("demo", json!({"total": 0, "per_claim": 2})).await;
+    assert_eq!(
+        (&made["limits"]["total"], &made["remaining"], &made["state"]),
+        (&json!(0), &json!(0), &json!("sold_out"))
+    );
+    for (user, units) in [("alice", 1), ("alice", 2), ("bob", 1)] {
+        let refused = core.claim_units("demo", user, "k", units).await.refused(409, "sold_out").json();
+        assert_eq!((&refused["limit"], &refused["remaining"]), (&json!("total"), &json!(0)));
+    }
+    core.claim_units("demo", "alice", "k", 3).await.refused(422, "quantity_out_of_range");
+    let same =
+        core.admin(Method::POST, "/admin/v1/campaigns", &campaign("demo", json!({"total": null}))).await;
+    same.refused(409, "campaign_exists");
+    core.patch("demo", json!({"limits": {"total": 1}})).await.expect(200);
+    core.claim("demo", "alice", "k").await.expect(201);
+    let emptied = core.patch("demo", json!({"limits": {"total": 0}})).await.expect(200).json();
+    assert_eq!((&emptied["taken"], &emptied["remaining"]), (&json!(1), &json!(0)));
+    core.claim("demo", "bob", "k").await.refused(409, "sold_out");
+    core.sql().until("demo", 1).await;
+    // Read back from SQL as it was written.
+    core.kill();
+    let core = core.restart().await;
+    assert_eq!(core.campaign("demo").await["limits"]["total"], 0);
+    core.claim("demo", "bob", "k").await.refused(409, "sold_out");
+    core.claim("demo", "alice", "k").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_hold_that_is_changed_counts_for_claims_made_from_then_on() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 5})).await;
+    let claim = async |user: &str| core.claim("demo", user, "k").await.expect(201).json()["claim"].clone();
+    assert_eq!(claim("alice").await["status"], "granted");
+    let changed = core.patch("demo", json!({"hold_seconds": 1})).await.expect(200).json();
+    assert_eq!((&changed["hold_seconds"], &changed["limits"]["total"]), (&json!(1), &json!(5)));
+    let held = claim("bob").await;
+    assert_eq!(held["status"], "held");
+    core.patch("demo", json!({"hold_seconds": 3600})).await.expect(200);
+    assert_eq!(claim("carol").await["status"], "held");
+    let named = core.patch("demo", json!({"name": "New"})).await.expect(200).json();
+    assert_eq!(named["hold_seconds"], 3600, "what is left out stays");
+    core.patch("demo", json!({"hold_seconds": null})).await.expect(200);
+    assert_eq!(claim("dave").await["status"], "granted");
+    // The hold of before falls due though the campaign makes none any more; the later one still waits.
+    eventually(SOON, || async {
+        let taken = core.admin_get("/admin/v1/campaigns/demo").await.expect(200).json()["taken"].clone();
+        holds(taken == json!(3), || format!("{taken} taken"))
+    })
+    .await;
+    let id = held["id"].as_str().unwrap();
+    assert_eq!(core.look_up(id).await.expect(200).json()["claim"]["status"], "expired");
+    for wrong in [json!(0), json!(-1), json!("1"), json!(1.5)] {
+        let refused =
+            core.patch("demo", json!({"hold_seconds": wrong})).await.refused(400, "invalid_request");
+        assert_eq!(refused.json()["field"], "hold_seconds");
+    }
+}
