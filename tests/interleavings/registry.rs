@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 15] = [
+const ELSEWHERE: [(&str, &str); 18] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -20,6 +20,9 @@ const ELSEWHERE: [(&str, &str); 15] = [
     ("redis:lease.renew", "asked in a task of the lease's own"),
     ("sql:claims", "lists and exports, which change nothing"),
     ("sql:campaigns", "lists of campaigns, which change nothing"),
+    ("sql:begin_import", "asked by an import alone; faults::import kills one"),
+    ("sql:import_claims", "asked by an import alone"),
+    ("sql:end_import", "asked by an import alone"),
     ("sql:last_change", "asked at the start alone"),
 ];
 

@@ -2,6 +2,7 @@
 
 pub mod campaigns;
 pub mod claims;
+pub mod imports;
 pub mod paging;
 pub mod reconciliation;
 pub mod replication;

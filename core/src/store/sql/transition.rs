@@ -16,7 +16,7 @@ pub enum Transitioned {
     /// The claim as it stands now, whether by this call or before.
     Stands(Claim),
     /// As [`Self::Stands`], and the campaign, whose units or events have changed.
-    Changed(Claim, Campaign),
+    Changed(Claim, Box<Campaign>),
     /// There is no such claim.
     Unknown,
     /// The campaign is in Redis, which decides; or there is none.
@@ -77,7 +77,7 @@ impl SqlStore {
         }
         step::after(transaction.commit().await)?;
         let expires_at = claim.expires_at.filter(|_| status != ClaimStatus::Granted);
-        Ok(Transitioned::Changed(Claim { status, expires_at, ..claim }, campaign))
+        Ok(Transitioned::Changed(Claim { status, expires_at, ..claim }, Box::new(campaign)))
     }
 }
 
