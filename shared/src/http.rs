@@ -7,11 +7,17 @@ use crate::{Code, Problem};
 /// The media type of request bodies, and of answers that are not problems.
 pub const JSON: &str = "application/json";
 
+/// The media type of an import's file.
+pub const CSV: &str = "text/csv";
+
 /// The largest request body of a claim or an admin call, in bytes.
 pub const BODY_BYTES_MAX: usize = 4096;
 
 /// The largest request body of a batch of claims, in bytes.
 pub const BATCH_BYTES_MAX: usize = 128 * 1024;
+
+/// The largest file of an import, in bytes.
+pub const IMPORT_BYTES_MAX: usize = 256 * 1024 * 1024;
 
 /// Carries the request's id: made by the edge, logged by core, named in problems, returned to the client.
 pub const REQUEST_ID_HEADER: &str = "x-request-id";
@@ -27,8 +33,13 @@ pub const REPLAYED: &str = "true";
 
 /// Whether a `Content-Type` names JSON, in any case; parameters such as `charset` are ignored. `None`, no header, is false.
 pub fn is_json(content_type: Option<&str>) -> bool {
-    let media_type = content_type.unwrap_or_default().split(';').next().unwrap_or_default();
-    media_type.trim().eq_ignore_ascii_case(JSON)
+    is_media_type(content_type, JSON)
+}
+
+/// The same for `media_type`.
+pub fn is_media_type(content_type: Option<&str>, media_type: &str) -> bool {
+    let named = content_type.unwrap_or_default().split(';').next().unwrap_or_default();
+    named.trim().eq_ignore_ascii_case(media_type)
 }
 
 /// The refusal of a body of more than `bytes_max` bytes: `payload_too_large`.

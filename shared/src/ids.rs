@@ -88,6 +88,17 @@ id_type! {
 /// The first 16 bytes of SHA-256 over the length-prefixed campaign, user and key.
 pub type ClaimDigest = [u8; 16];
 
+/// The digest of what this user claimed from this campaign under `key`.
+pub fn claim_digest(campaign: &CampaignId, user: &UserId, key: &str) -> ClaimDigest {
+    let mut hash = Sha256::new();
+    for field in [campaign.as_str(), user.as_str(), key] {
+        crate::feed_field(|bytes| hash.update(bytes), field.as_bytes());
+    }
+    let mut digest = ClaimDigest::default();
+    digest.copy_from_slice(&hash.finalize()[..16]);
+    digest
+}
+
 /// A digest's 22 characters, as they end a claim's id.
 pub fn digest_text(digest: &ClaimDigest) -> String {
     URL_SAFE_NO_PAD.encode(digest)
@@ -119,12 +130,7 @@ pub struct ClaimId {
 impl ClaimId {
     /// The id that this user's `key` leads to, the same on every core and at every time.
     pub fn derive(campaign: CampaignId, user: UserId, key: &IdempotencyKey) -> Self {
-        let mut hash = Sha256::new();
-        for field in [campaign.as_str(), user.as_str(), key.as_str()] {
-            crate::feed_field(|bytes| hash.update(bytes), field.as_bytes());
-        }
-        let mut digest = ClaimDigest::default();
-        digest.copy_from_slice(&hash.finalize()[..16]);
+        let digest = claim_digest(&campaign, &user, key.as_str());
         Self { campaign, user, digest }
     }
 }

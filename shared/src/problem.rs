@@ -56,6 +56,8 @@ codes! {
     CampaignExists = "campaign_exists", 409, "Campaign exists";
     VersionConflict = "version_conflict", 409, "Version conflict";
     CampaignEnded = "campaign_ended", 409, "Campaign ended";
+    CampaignOpen = "campaign_open", 409, "Campaign open";
+    ImportUnfinished = "import_unfinished", 409, "Import unfinished";
     RateLimited = "rate_limited", 429, "Too many requests";
     Unauthenticated = "unauthenticated", 401, "Not authenticated";
     Forbidden = "forbidden", 403, "Not allowed";

@@ -83,9 +83,31 @@ fn broken_pipe() -> Stdio {
 }
 
 #[tokio::test]
+async fn past_claims_are_imported_from_a_file() {
+    let core = Core::start().await;
+    core.create("demo", json!({"per_user": 2})).await;
+    let file = core.data_dir().join("claims.csv");
+    let file = file.to_str().unwrap();
+    let import = ["campaign", "import", "demo", file];
+    ask(&core, &import).await.ended(2).one_line("claims.csv: No such file");
+    std::fs::write(file, "user_id,quantity\nann,2\nbob,1\n").unwrap();
+    ask(&core, &import).await.ended(1).one_line("campaign_open");
+    core.set_admin_state("demo", "pause").await.expect(200);
+    let done = ask(&core, &import).await.ended(0);
+    assert_eq!(done.out, "2 claims imported, 0 were there already\n");
+    assert!(done.err.is_empty(), "no progress where it is not a terminal: {done:?}");
+    let again = ask(&core, &[&import[..], &["--json"]].concat()).await.ended(0);
+    assert_eq!(again.json(), json!({"imported": 0, "already": 2}));
+    std::fs::write(file, "user_id,quantity\nann,2\nbob\n").unwrap();
+    ask(&core, &import).await.ended(2).one_line("line 3");
+    std::fs::write(file, "user_id,quantity\nann,2\nann,1\n").unwrap();
+    ask(&core, &import).await.ended(1).one_line("user_limit_reached");
+}
+
+#[tokio::test]
 async fn every_command_helps() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 18] = [
+    let commands: [&[&str]; 19] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -98,6 +120,7 @@ async fn every_command_helps() {
         &["campaign", "resume"],
         &["campaign", "end"],
         &["audit"],
+        &["campaign", "import"],
         &["claim"],
         &["confirm"],
         &["return"],

@@ -44,6 +44,7 @@ fn calls(held: &str) -> Vec<Call> {
         admin(Method::POST, "/campaigns", campaign("other", json!({})), 2),
         admin(Method::PATCH, "/campaigns/demo", json!({"version": 9}), 2),
         admin(Method::POST, "/campaigns/demo/warm-up", none(), 2),
+        admin(Method::POST, "/campaigns/demo/import", none(), 2),
         admin(Method::POST, "/campaigns/demo/reconciliation", none(), 2),
         admin(Method::POST, "/replication", json!({"replicas_min": 0}), 2),
         admin(Method::POST, "/replication/accept-loss", none(), 2),

@@ -15,6 +15,7 @@ mod failover;
 mod failovers;
 mod fixture;
 mod flow;
+mod import;
 mod jobs;
 mod keys;
 mod killed;

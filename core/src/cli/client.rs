@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use reqwest::{Client, Method, StatusCode};
+use claimgate_shared::http;
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -136,12 +138,26 @@ impl Core {
             Api::Internal => &self.args.listen,
             Api::Admin => &self.args.admin_listen,
         };
-        let no_answer = |error: anyhow::Error| CallError::NoAnswer { address: address.clone(), error };
-        let mut request =
-            self.client.request(method, format!("http://{address}{path}")).bearer_auth(&self.token);
+        let mut request = self.request(method, address, path);
         if let Some(body) = body {
             request = request.json(&body);
         }
+        self.answer(address, request).await
+    }
+
+    /// Sends a CSV file to `path` of the admin API, and waits for the answer for `wait`.
+    pub async fn send_file(&self, path: &str, csv: Vec<u8>, wait: Duration) -> Result<Value, CallError> {
+        let address = &self.args.admin_listen;
+        let request = self.request(Method::POST, address, path).header(CONTENT_TYPE, http::CSV);
+        Ok(self.answer(address, request.body(csv).timeout(wait)).await?.1)
+    }
+
+    fn request(&self, method: Method, address: &str, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("http://{address}{path}")).bearer_auth(&self.token)
+    }
+
+    async fn answer(&self, address: &str, request: RequestBuilder) -> Result<(StatusCode, Value), CallError> {
+        let no_answer = |error: anyhow::Error| CallError::NoAnswer { address: address.to_owned(), error };
         let response = request.send().await.map_err(|error| no_answer(error.without_url().into()))?;
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| no_answer(error.without_url().into()))?;

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::addition::AddArgs;
 use super::call_args::CallArgs;
 use super::client::{Api, CallError, Core, random_key};
+use super::imports::ImportArgs;
 use super::printer::show;
 use super::table;
 use crate::clock;
@@ -32,6 +33,8 @@ pub enum CampaignCommand {
     Resume(IdArgs),
     /// End a campaign for good
     End(IdArgs),
+    /// Import past claims from a CSV file; the campaign must be scheduled or paused
+    Import(ImportArgs),
 }
 
 /// A campaign, and where to ask.
@@ -152,6 +155,7 @@ impl CampaignCommand {
             Self::Pause(args) => one(&args.call, Method::POST, &format!("/{}/pause", args.id), None).await,
             Self::Resume(args) => one(&args.call, Method::POST, &format!("/{}/resume", args.id), None).await,
             Self::End(args) => one(&args.call, Method::POST, &format!("/{}/end", args.id), None).await,
+            Self::Import(args) => args.run().await,
         }
     }
 }

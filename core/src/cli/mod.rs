@@ -8,6 +8,7 @@ mod commands;
 mod doctor;
 mod exit_status;
 mod foreign;
+mod imports;
 mod printer;
 mod replication;
 mod table;

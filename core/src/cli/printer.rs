@@ -27,6 +27,12 @@ pub fn say(text: &dyn Display) {
     let _ = writeln!(io::stderr(), "claimgate: {text}");
 }
 
+/// Writes `text` over the last line of standard error, which is a terminal; the next text takes its place.
+pub fn progress(text: &dyn Display) {
+    let mut terminal = io::stderr();
+    let _ = write!(terminal, "\r\x1b[K{text}").and_then(|()| terminal.flush());
+}
+
 fn print(answer: &dyn Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{answer}").and_then(|()| out.flush()) {

@@ -29,10 +29,14 @@ impl Addition {
     /// `campaign` with the units added and its version raised.
     ///
     /// # Errors
-    /// `campaign_ended`; `invalid_request` without a total; `quantity_out_of_range` when the total would leave its range.
+    /// `campaign_ended`; `import_unfinished`; `invalid_request` without a total; `quantity_out_of_range` when the total would leave its range.
     pub(crate) fn apply(&self, campaign: &Campaign) -> Result<Campaign, Problem> {
         if campaign.admin_state == AdminState::Ended {
             return Err(Problem::new(Code::CampaignEnded, "an ended campaign stays ended"));
+        }
+        if campaign.unfinished_import.is_some() {
+            let detail = "an import is unfinished: the same file again completes it";
+            return Err(Problem::new(Code::ImportUnfinished, detail));
         }
         let unlimited = || Problem::invalid("units", "the campaign's total is unlimited");
         let total = campaign.limits.total.ok_or_else(unlimited)?;

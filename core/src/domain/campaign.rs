@@ -49,6 +49,8 @@ pub struct Campaign {
     pub changed_at: Timestamp,
     /// Its final counters, once it is evicted.
     pub evicted: Option<Evicted>,
+    /// The file whose import is unfinished, by the digest of its bytes: the campaign is evicted, and nothing is decided.
+    pub unfinished_import: Option<String>,
 }
 
 /// Tells a campaign from all others of the same name: drawn at its creation, kept in its row and in its keys.

@@ -54,6 +54,7 @@ impl NewCampaign {
             high_water_mark: HighWaterMark::default(),
             changed_at: now,
             evicted: None,
+            unfinished_import: None,
         })
     }
 }

@@ -8,6 +8,7 @@ pub mod claim_transition;
 pub mod counters;
 pub mod event;
 pub mod high_water_mark;
+pub mod import;
 pub mod not_ready;
 pub mod replica_set;
 pub mod utc_offsets;

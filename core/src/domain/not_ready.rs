@@ -31,6 +31,8 @@ pub enum NotReadyReason {
     ClaimMissing,
     /// A survey found its keys damaged; no script has been asked for the reason yet.
     Damaged,
+    /// Past claims are being imported, or their import broke off.
+    Importing,
 }
 
 impl NotReadyReason {
@@ -69,6 +71,7 @@ impl fmt::Display for NotReadyReason {
             Self::Days => "its UTC offsets have ended",
             Self::LoadingElsewhere => "another core is loading it",
             Self::Damaged => "its keys do not look as they should",
+            Self::Importing => "an import is unfinished",
             Self::ClaimMissing => "a claim that SQL holds is missing in Redis",
         })
     }

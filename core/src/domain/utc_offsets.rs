@@ -75,6 +75,12 @@ impl TimeZone {
         UtcOffsets { packed, until }
     }
 
+    /// The day of `at` in this zone, in days since 1970; the first is also that of the hours before it, west of Greenwich.
+    pub fn day(&self, at: Timestamp) -> u32 {
+        let ahead_s = i64::from(self.0.to_offset(instant(at)).seconds());
+        u32::try_from((at.as_ms().div_euclid(1000) + ahead_s).div_euclid(DAY_S)).unwrap_or(0)
+    }
+
     /// When the day after `day` (days since 1970 in this zone) begins.
     pub fn day_end(&self, day: i64) -> Timestamp {
         date_of(day + 1)
@@ -142,6 +148,17 @@ mod tests {
         assert_eq!(new_york.day_end(day("2026-03-07")), at("2026-03-08T05:00:00Z"));
         assert_eq!(new_york.day_end(day("2026-03-08")), at("2026-03-09T04:00:00Z"));
         assert_eq!(zone("Asia/Shanghai").day_end(day("2026-11-21")), at("2026-11-21T16:00:00Z"));
+    }
+
+    #[test]
+    fn a_day_is_the_zones_own() {
+        let (shanghai, new_york) = (zone("Asia/Shanghai"), zone("America/New_York"));
+        let (before, midnight) = (at("2026-11-21T15:59:59.999Z"), at("2026-11-21T16:00:00Z"));
+        assert_eq!(shanghai.day(midnight), shanghai.day(before) + 1);
+        assert_eq!(shanghai.day_end(shanghai.day(before).into()), midnight);
+        assert_eq!(new_york.day(midnight), new_york.day(before));
+        assert_eq!(new_york.day(at("2026-03-09T03:59:59Z")), new_york.day(at("2026-03-08T05:00:00Z")));
+        assert_eq!(new_york.day(Timestamp::default()), 0);
     }
 
     #[test]

@@ -113,7 +113,8 @@ impl Engine {
             items.push(match campaign.evicted {
                 // Without a handle: there may be millions of them.
                 Some(evicted) => {
-                    let counters = Some(evicted_answers::counters(&campaign, evicted));
+                    let is_whole = campaign.unfinished_import.is_none();
+                    let counters = is_whole.then(|| evicted_answers::counters(&campaign, evicted));
                     CampaignStatus { campaign: Arc::new(campaign), counters }
                 }
                 None => self.status(&campaign.id).await?,
@@ -198,7 +199,7 @@ impl Engine {
     /// Changes a campaign's rules at `now`, from the next decision on; `who` is the caller's name in the audit table.
     ///
     /// # Errors
-    /// [`EngineError::VersionConflict`], [`EngineError::Invalid`], or when a store does not answer: the change may have
+    /// [`EngineError::VersionConflict`], [`EngineError::Invalid`], [`EngineError::ImportUnfinished`], or when a store does not answer: the change may have
     /// been made then.
     pub async fn update(
         &self,
@@ -218,7 +219,7 @@ impl Engine {
     /// Pauses, resumes or ends a campaign. A campaign that is in that state already is no error.
     ///
     /// # Errors
-    /// [`EngineError::CampaignEnded`], or as [`Self::update`].
+    /// [`EngineError::CampaignEnded`], [`EngineError::ImportUnfinished`] on a resume, or as [`Self::update`].
     pub async fn set_admin_state(
         &self,
         id: &CampaignId,
@@ -228,6 +229,9 @@ impl Engine {
         let before = self.campaign(id).await?;
         if before.admin_state == AdminState::Ended && admin_state != AdminState::Ended {
             return Err(EngineError::CampaignEnded);
+        }
+        if before.unfinished_import.is_some() && admin_state == AdminState::On {
+            return Err(EngineError::ImportUnfinished);
         }
         let version = if before.admin_state == admin_state { before.version } else { before.version.next() };
         let after = Campaign { admin_state, version, ..before.clone() };
@@ -269,6 +273,7 @@ impl Engine {
             match self.sync.sql.change(before.version, &after, change).await? {
                 Some(Changed::Done(campaign)) => campaign,
                 Some(Changed::Conflict(now)) => return Err(EngineError::VersionConflict(now.version)),
+                Some(Changed::ImportUnfinished) => return Err(EngineError::ImportUnfinished),
                 None => return Err(EngineError::CampaignNotFound),
             }
         };
@@ -314,9 +319,12 @@ impl Engine {
     /// Makes sure that a campaign is ready: loads it from SQL if it is not.
     ///
     /// # Errors
-    /// [`EngineError::LoadingElsewhere`], or when a store does not answer.
+    /// [`EngineError::LoadingElsewhere`], [`EngineError::ImportUnfinished`], or when a store does not answer.
     pub async fn warm_up(&self, id: &CampaignId) -> Result<(), EngineError> {
         let handle = self.handle(id).await?;
+        if handle.campaign().unfinished_import.is_some() {
+            return Err(EngineError::ImportUnfinished);
+        }
         let recovered = self.recovery.maintain(&handle).await;
         self.batcher.invalidate(id);
         match recovered? {

@@ -23,7 +23,7 @@ impl Engine {
     pub async fn claim(&self, request: &ClaimRequest, attempt: Attempt) -> Result<Decision, EngineError> {
         let handle = self.handle(&request.campaign_id).await?;
         let campaign = handle.campaign();
-        match campaign.evicted {
+        match evicted_answers::evicted(&campaign)? {
             None => Ok(self.batcher.claim(&handle, request, attempt).await?),
             Some(evicted) => {
                 let decided = evicted_answers::decide(&self.sync.sql, &campaign, evicted, request).await;
@@ -96,7 +96,7 @@ impl Engine {
         now: Timestamp,
     ) -> Result<Claim, EngineError> {
         let handle = self.handle_of_claim(&id).await?;
-        if handle.campaign().evicted.is_some() {
+        if evicted_answers::evicted(&handle.campaign())?.is_some() {
             match self.sync.sql.transition(&id, transition, now).await? {
                 Transitioned::Stands(claim) => return Ok(claim),
                 Transitioned::Changed(claim, campaign) => {
@@ -131,7 +131,7 @@ impl Engine {
         id: Option<&ClaimId>,
     ) -> Result<(Counters, Option<ClaimRecord>), SyncError> {
         let campaign = handle.campaign();
-        match campaign.evicted {
+        match evicted_answers::evicted(&campaign)? {
             None => self.sync.read(handle, id).await,
             Some(evicted) => Ok((evicted_answers::counters(&campaign, evicted), None)),
         }

@@ -31,6 +31,12 @@ pub enum EngineError {
     /// The campaign was ended by an admin, for good.
     #[error("an ended campaign stays ended")]
     CampaignEnded,
+    /// Claims may be decided on the campaign at this moment.
+    #[error("the campaign is open")]
+    CampaignOpen,
+    /// An import is unfinished: until the same file has completed it, the campaign can only be ended.
+    #[error("an import is unfinished")]
+    ImportUnfinished,
     /// The claim stands as it is, and cannot become what was asked for.
     #[error("the claim is {}", .0.status.as_str())]
     ClaimStands(Box<Claim>),

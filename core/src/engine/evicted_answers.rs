@@ -5,10 +5,23 @@ use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{ClaimRequest, ClaimStatus, Denial, Outcome};
 
 use super::batcher::Decision;
+use super::sync::SyncError;
 use crate::clock;
 use crate::domain::campaign::{Campaign, Evicted};
+use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::replies::Counters;
 use crate::store::sql::{SqlError, SqlStore};
+
+/// The final counters of a campaign if it is evicted; `None` while Redis has it.
+///
+/// # Errors
+/// [`NotReadyReason::Importing`] while not all of its claims are there.
+pub fn evicted(campaign: &Campaign) -> Result<Option<Evicted>, SyncError> {
+    match campaign.unfinished_import {
+        Some(_) => Err(SyncError::not_ready(NotReadyReason::Importing)),
+        None => Ok(campaign.evicted),
+    }
+}
 
 /// Decides a claim on an evicted campaign: a replay, or the denial that it is over.
 pub async fn decide(

@@ -71,7 +71,11 @@ impl Recovery {
     }
 
     /// Removes an evicted campaign's keys, unless it has been loaded again meanwhile.
-    async fn drop_keys(&self, handle: &CampaignHandle, evicted: &Campaign) -> Result<(), RecoveryError> {
+    pub(super) async fn drop_keys(
+        &self,
+        handle: &CampaignHandle,
+        evicted: &Campaign,
+    ) -> Result<(), RecoveryError> {
         if self.sync.redis.drop_keys(&handle.keys, &evicted.token.to_string()).await? {
             self.sync.sql.keys_dropped(evicted).await?;
         }

@@ -191,9 +191,10 @@ impl Reconciler<'_> {
         let version = self.sync.sql.campaign(id).await?.map(|campaign| campaign.version).unwrap_or_default();
         if handle.campaign().evicted.is_some() {
             let totals = self.sync.sql.totals(id).await?;
+            let importing = handle.campaign().unfinished_import.is_some();
             return Ok(Sides {
                 counters: None,
-                why_not: None,
+                why_not: importing.then_some(NotReadyReason::Importing),
                 totals,
                 outbox: OutboxState::default(),
                 version,

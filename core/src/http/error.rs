@@ -66,6 +66,13 @@ fn problem(error: EngineError) -> Problem {
             with(problem, |extensions| extensions.version = Some(version))
         }
         EngineError::CampaignEnded => Problem::new(Code::CampaignEnded, "an ended campaign stays ended"),
+        EngineError::CampaignOpen => {
+            Problem::new(Code::CampaignOpen, "past claims are imported while it is scheduled or paused")
+        }
+        EngineError::ImportUnfinished => Problem::new(
+            Code::ImportUnfinished,
+            "an import is unfinished: the same file again completes it, and no other one; an end gives it up",
+        ),
         EngineError::ClaimStands(claim) => {
             let code = match claim.status {
                 claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::BoxError;
 use axum::body::{Bytes, HttpBody as Body};
 use axum::extract::{FromRequest, FromRequestParts, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE, TRANSFER_ENCODING};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, request};
 use axum::response::Response;
 use claimgate_shared::claim_request::ClaimBatch;
@@ -109,6 +109,43 @@ where
         let (mut parts, body) = read_json(request, http::BODY_BYTES_MAX).await?;
         let value = T::parse_body(&body)?;
         Ok(Self(A::from_request_parts(&mut parts, state).await?, value))
+    }
+}
+
+/// An admin, and the CSV file that they send, which is yet to be read.
+#[derive(Debug)]
+pub struct AdminFile {
+    caller: Caller,
+    body: axum::body::Body,
+}
+
+impl FromRequest<AppState> for AdminFile {
+    type Rejection = ApiError;
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (mut parts, body) = request.into_parts();
+        let Admin(caller) = Admin::from_request_parts(&mut parts, state).await?;
+        let content_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        if !http::is_media_type(content_type, http::CSV) {
+            return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be text/csv").into());
+        }
+        plain_of_known_length(&parts)?;
+        let length =
+            parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        match length {
+            None => Err(Problem::invalid("body", "must come with a Content-Length").into()),
+            Some(length) if length > http::IMPORT_BYTES_MAX => {
+                Err(http::body_too_large(http::IMPORT_BYTES_MAX).into())
+            }
+            Some(_) => Ok(Self { caller, body }),
+        }
+    }
+}
+
+impl AdminFile {
+    /// Who sends it, and all of it.
+    pub async fn read(self) -> Result<(Caller, Bytes), Problem> {
+        let bytes = Limited::new(self.body, http::IMPORT_BYTES_MAX).collect().await;
+        Ok((self.caller, bytes.map_err(|_| Problem::invalid("body", "broke off"))?.to_bytes()))
     }
 }
 
@@ -263,6 +300,18 @@ pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxError>> {}
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>>> RequestBody for B {}
 
+/// Refuses a body that is compressed or chunked.
+fn plain_of_known_length(parts: &request::Parts) -> Result<(), Problem> {
+    if parts.headers.contains_key(CONTENT_ENCODING) {
+        return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
+    }
+    // A length known beforehand leaves no room for two readings of where the body ends.
+    if parts.headers.contains_key(TRANSFER_ENCODING) {
+        return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
+    }
+    Ok(())
+}
+
 /// A request read whole: its head, and its JSON body of at most `bytes_max` bytes.
 async fn read_json<B: RequestBody>(
     request: Request<B>,
@@ -272,13 +321,7 @@ async fn read_json<B: RequestBody>(
     if !http::is_json(parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok())) {
         return Err(Problem::new(Code::UnsupportedMediaType, "Content-Type must be application/json"));
     }
-    if parts.headers.contains_key(CONTENT_ENCODING) {
-        return Err(Problem::new(Code::UnsupportedMediaType, "the body must not be compressed"));
-    }
-    // A length known beforehand leaves no room for two readings of where the body ends.
-    if parts.headers.contains_key(TRANSFER_ENCODING) {
-        return Err(Problem::invalid("body", "must come with a Content-Length, not chunked"));
-    }
+    plain_of_known_length(&parts)?;
     let mut bytes = pin!(Limited::new(body, bytes_max).collect());
     // Nearly every body comes with its head: a timer would cost more than reading it.
     let read = match bytes.as_mut().now_or_never() {

@@ -39,5 +39,6 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::replication::show, admin::replication::change))
         // These may go through a whole campaign.
         .routes(routes!(admin::campaigns::warm_up))
+        .routes(routes!(admin::imports::import))
         .routes(routes!(admin::reconciliation::compare, admin::reconciliation::repair))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, MutexGuard, Semaphore};
 
 use super::auth::Authenticator;
 use crate::credentials::Caller;
@@ -29,6 +29,8 @@ struct Shared {
     concurrency_max: usize,
     /// A permit for each request that the internal listener may have in progress.
     permits: Arc<Semaphore>,
+    /// Whose turn it is to import.
+    import: Mutex<()>,
     serving: AtomicBool,
     /// Whether core was told to stop: it goes on for a while, so that its callers can turn to another one.
     leaving: AtomicBool,
@@ -48,6 +50,7 @@ impl AppState {
             metrics,
             concurrency_max,
             permits: Arc::new(Semaphore::new(concurrency_max)),
+            import: Mutex::default(),
             serving: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
         });
@@ -86,6 +89,11 @@ impl AppState {
     /// The permits for the internal listener's requests, on whichever thread.
     pub(super) fn permits(&self) -> &Arc<Semaphore> {
         &self.0.shared.permits
+    }
+
+    /// Waits for this core's one place for an import.
+    pub(super) async fn import_turn(&self) -> MutexGuard<'_, ()> {
+        self.0.shared.import.lock().await
     }
 
     /// Lets requests in, or no more of them: only a core that may serve its database with its Redis takes any.

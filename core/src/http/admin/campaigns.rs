@@ -37,6 +37,8 @@ pub struct AdminView {
     pub epoch: u64,
     /// Events that wait for SQL.
     pub backlog: Option<u64>,
+    /// Whether an import of past claims is unfinished: until the same file has completed it, nothing is decided.
+    pub import_unfinished: bool,
 }
 
 impl From<CampaignStatus> for AdminView {
@@ -55,6 +57,7 @@ impl From<CampaignStatus> for AdminView {
             sequence: counters.map(|now| now.sequence),
             epoch: rules.epoch.get(),
             backlog: counters.map(|now| now.backlog),
+            import_unfinished: rules.unfinished_import.is_some(),
         }
     }
 }

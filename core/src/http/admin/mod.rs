@@ -4,6 +4,7 @@ pub mod additions;
 pub mod audit;
 pub mod campaigns;
 pub mod claims;
+pub mod imports;
 pub mod paging;
 pub mod reconciliation;
 pub mod replication;

@@ -23,6 +23,8 @@ pub enum Changed {
     Done(Campaign),
     /// Not written: the campaign is at another version; this is the campaign now.
     Conflict(Campaign),
+    /// Not written: an import is unfinished. Until it is complete, a campaign can only be ended.
+    ImportUnfinished,
 }
 
 /// A page of campaigns.
@@ -43,7 +45,7 @@ pub struct CampaignPage {
 pub struct Change<'a> {
     /// The caller's name.
     pub who: &'a str,
-    /// `create`, `update`, `add`, `pause`, `resume` or `end`.
+    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`.
     pub what: &'a str,
     /// When.
     pub at: Timestamp,
@@ -96,7 +98,7 @@ impl SqlStore {
     }
 
     /// Writes the rules of `campaign` in place of those at version `from`; `None` when there is no such campaign. An
-    /// evicted campaign that is still over stays evicted; any other evicted one does not.
+    /// evicted campaign that is still over stays evicted; any other evicted one does not. An end gives up an unfinished import.
     ///
     /// # Errors
     /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
@@ -114,6 +116,9 @@ impl SqlStore {
         };
         if before.version != from {
             return Ok(Some(Changed::Conflict(before)));
+        }
+        if before.unfinished_import.is_some() && campaign.admin_state != AdminState::Ended {
+            return Ok(Some(Changed::ImportUnfinished));
         }
         let after = write_rules(&mut transaction, &before, campaign, change).await?;
         number_change(&mut transaction, &after.id).await?;
@@ -232,7 +237,10 @@ impl SqlStore {
     }
 
     /// Makes a change of one row that cores follow; `None` when there is no row that it applies to.
-    async fn numbered(&self, change: Query<'_, Any, AnyArguments>) -> Result<Option<Campaign>, SqlError> {
+    pub(super) async fn numbered(
+        &self,
+        change: Query<'_, Any, AnyArguments>,
+    ) -> Result<Option<Campaign>, SqlError> {
         let mut transaction = self.pool.begin().await?;
         let Some(row) = change.fetch_optional(&mut *transaction).await? else { return Ok(None) };
         let campaign = read(&row)?;
@@ -297,7 +305,7 @@ pub(super) async fn write_rules(
     let row = sqlx::query(
         "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
          per_user_per_day = $6, per_claim = $7, hold_seconds = $8, admin_state = $9, version = $10, changed_at = $11, \
-         evicted_at = CASE WHEN $12 = 1 THEN evicted_at END WHERE id = $13 RETURNING *",
+         evicted_at = CASE WHEN $12 = 1 THEN evicted_at END, import_digest = NULL WHERE id = $13 RETURNING *",
     )
     .bind(after.name.to_string())
     .bind(after.window.starts_at().as_ms())
@@ -319,7 +327,7 @@ pub(super) async fn write_rules(
     Ok(after)
 }
 
-async fn audit(
+pub(super) async fn audit(
     transaction: &mut Transaction,
     before: Option<&Campaign>,
     after: &Campaign,
@@ -381,6 +389,7 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         },
         changed_at: time(row.try_get("changed_at")?)?,
         evicted: evicted(row)?,
+        unfinished_import: row.try_get("import_digest")?,
     })
 }
 

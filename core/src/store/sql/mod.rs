@@ -8,7 +8,7 @@
 //! | what waits | limit |
 //! |---|---|
 //! | what a caller waits for: a campaign, a page of them, a change, a claim, a page of them, a claim transition | [`INTERACTIVE`] |
-//! | a batch relayed; a page of a load or of an export | [`BULK`] |
+//! | a batch relayed or imported; a page of a load or of an export | [`BULK`] |
 //! | the sums and the gaps of a whole campaign; a salvage | [`WHOLE`] |
 //! | a look whether SQL answers, on a connection of its own | [`PING`] |
 //! | a new connection; an idle one looked at before it is used; rollback and return of a used one | [`CONNECT`], [`IDLE_PING`], 1 s |
@@ -22,6 +22,7 @@ mod audit;
 mod campaigns;
 mod changes;
 mod claims;
+mod imports;
 mod outbox_writer;
 mod pool;
 mod replication;

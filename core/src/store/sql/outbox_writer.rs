@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::slice;
 
 use claimgate_shared::ids::digest_text;
 use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp};
@@ -73,6 +74,16 @@ impl SqlStore {
         self.insert(rows).execute(&mut *transaction).await?;
         step::after(transaction.commit().await)?;
         Ok(())
+    }
+
+    /// The statement that writes a campaign's `entry`, of the epoch that the campaign is of.
+    pub(super) fn insert_entry(
+        &self,
+        campaign: &CampaignId,
+        entry: &OutboxEntry,
+    ) -> Query<'static, Any, AnyArguments> {
+        let rows = newest(slice::from_ref(entry));
+        self.insert(rows.into_iter().map(|row| row.columns(campaign, entry.epoch)).collect())
     }
 
     /// Writes a suspended campaign's entries one by one. A claim that the database's constraints refuse is stored as

@@ -1,0 +1,414 @@
+//! Past claims imported from a file, on both databases: they count as if they had been made, all of them or, until the same
+//! file comes again, none.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+use support::core_client::campaign;
+use support::core_process::API_TOKEN;
+use support::raw::{Raw, status};
+use support::times::{from_now, ms};
+use support::wait::holds;
+use support::{Core, CoreOptions, Reply, SOON, eventually, heavy};
+
+use crate::fixture::Fixture;
+use crate::tally::Row;
+
+/// A million claims take a core built for debugging longer than the client waits by default.
+const WAIT: Duration = Duration::from_secs(300);
+/// Claims of a file whose import is killed: ten transactions.
+const MANY: usize = 100_000;
+
+fn request(core: &Core, id: &str) -> RequestBuilder {
+    let url = core.admin_url(&format!("/admin/v1/campaigns/{id}/import"));
+    core.client().request(Method::POST, &url).header("Content-Type", "text/csv").timeout(WAIT)
+}
+
+async fn try_import(core: &Core, id: &str, csv: &str) -> Result<Reply, reqwest::Error> {
+    core.client().send(request(core, id).bearer_auth(core.admin_token()).body(csv.to_owned())).await
+}
+
+async fn import(core: &Core, id: &str, csv: &str) -> Reply {
+    try_import(core, id, csv).await.expect("an answer")
+}
+
+fn counted(imported: usize, already: usize) -> Value {
+    json!({"imported": imported, "already": already})
+}
+
+async fn view(core: &Core, id: &str) -> Value {
+    core.admin_get(&format!("/admin/v1/campaigns/{id}")).await.expect(200).json()
+}
+
+/// Waits until core has the campaign's counters: `taken` units, and the last sequence.
+async fn ready(core: &Core, id: &str, taken: u64, sequence: u64) {
+    eventually(2 * SOON, || async {
+        let view = view(core, id).await;
+        let (ready, now) = (view["ready"] == true, (view["taken"].as_u64(), view["sequence"].as_u64()));
+        holds(ready && now == (Some(taken), Some(sequence)), || view.to_string())
+    })
+    .await;
+}
+
+/// On SQLite, and on PostgreSQL where there is one.
+macro_rules! on_both_databases {
+    ($($test:ident, $what:literal;)*) => {$(
+        mod $test {
+            use super::{Fixture, Row, heavy};
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                let _turn = heavy().await;
+                super::$test(Row::begin(concat!($what, ": SQLite")), Fixture::managed().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                let _turn = heavy().await;
+                let row = Row::begin(concat!($what, ": PostgreSQL"));
+                match Fixture::on_postgres(true).await {
+                    Ok(fixture) => super::$test(row, fixture).await,
+                    Err(why) => row.skip(&why),
+                }
+            }
+        }
+    )*};
+}
+
+on_both_databases! {
+    claims_count_as_if_they_had_been_made, "past claims imported";
+    what_is_wrong_changes_nothing, "an import refused";
+    killed_in_the_middle_it_is_completed_by_the_same_file, "an import killed";
+    its_start_in_the_middle_opens_nothing, "a campaign whose start comes during an import";
+    the_same_file_at_once_is_imported_once, "one file imported by many at once";
+}
+
+async fn claims_count_as_if_they_had_been_made(row: Row, fixture: Fixture) {
+    let core = &fixture.core;
+    core.create("demo", json!({"total": 10, "per_user": 3, "per_user_per_day": 2})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    let file = format!(
+        "user_id,quantity,claimed_at,idempotency_key\nalice,1,{},old-1\nbob,2,2020-02-29T12:00:00+02:00,\ncarol,1,,\n",
+        from_now(-1)
+    );
+    import(core, "demo", &file).await.refused(409, "campaign_open");
+    core.set_admin_state("demo", "pause").await.expect(200);
+    assert_eq!(import(core, "demo", &file).await.expect(200).json(), counted(3, 0));
+    assert_eq!(import(core, "demo", &file).await.expect(200).json(), counted(0, 3));
+    ready(core, "demo", 5, 4).await;
+    let told = fixture.reconciliation("demo").await;
+    assert_eq!((&told["agrees"], &told["sql"]["sequence_gaps"]), (&json!(true), &json!([])), "{told}");
+    let rows = fixture.sql.claims("demo").await;
+    let users: Vec<_> = rows.iter().map(|row| (row.user_id.as_str(), row.sequence, row.quantity)).collect();
+    assert_eq!(users, [("alice", 1, 1), ("alice", 2, 1), ("bob", 3, 2), ("carol", 4, 1)]);
+    assert_eq!(rows[2].claimed_at, ms("2020-02-29T10:00:00Z"));
+    assert_eq!(rows[2].day, 18_321);
+    assert_eq!(rows[3].claimed_at, ms(view(core, "demo").await["starts_at"].as_str().unwrap()));
+    let audit = fixture.sql.audit("demo").await;
+    assert_eq!(audit.last().map(|row| (row.1.as_str(), row.2.as_str())), Some(("admin", "import")));
+
+    // What is claimed from now on meets them.
+    core.set_admin_state("demo", "resume").await.expect(200);
+    let again = core.claim("demo", "alice", "old-1").await.expect(200).json();
+    assert_eq!((&again["claim"]["id"], &again["claim"]["sequence"]), (&json!(rows[1].id), &json!(2)));
+    core.claim("demo", "alice", "k2").await.refused(409, "user_daily_limit_reached");
+    core.claim("demo", "bob", "k").await.expect(201);
+    core.claim("demo", "bob", "k2").await.refused(409, "user_limit_reached");
+    core.claim_units("demo", "dora", "k", 2).await.expect(201);
+    core.claim_units("demo", "eve", "k", 2).await.expect(201);
+    core.claim("demo", "fred", "k").await.refused(409, "sold_out");
+
+    // Given back as any other.
+    let url = core.url(&format!("/internal/v1/claims/{}/return", rows[2].id));
+    for _ in 0..2 {
+        let returned = core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await;
+        assert_eq!(returned.expect(200).json()["claim"]["status"], "returned");
+    }
+    core.claim_units("demo", "fred", "k", 2).await.expect(201);
+    fixture.relayed("demo").await;
+    let told = fixture.reconciliation("demo").await;
+    assert_eq!((&told["agrees"], &told["redis"]["taken"]), (&json!(true), &json!(10)), "{told}");
+    core.set_admin_state("demo", "pause").await.expect(200);
+    assert_eq!(
+        import(core, "demo", &file).await.expect(200).json(),
+        counted(0, 3),
+        "a claim returned stays so"
+    );
+    ready(core, "demo", 10, 8).await;
+    row.passed(20, "counted as claims");
+}
+
+async fn what_is_wrong_changes_nothing(row: Row, fixture: Fixture) {
+    let core = &fixture.core;
+    let mut body =
+        campaign("demo", json!({"total": 3, "per_user": 2, "per_user_per_day": 1, "per_claim": 2}));
+    body["starts_at"] = json!(from_now(3600));
+    core.create_with(body).await;
+    let future = format!("user_id,quantity,claimed_at\nann,1,{}\n", from_now(60));
+    for (file, field) in [
+        ("\n", "line 1"),
+        ("ann,1\n", "line 1"),
+        ("user_id,quantity\nann,1\nbob,0\n", "line 3"),
+        ("user_id,quantity\nann\n", "line 2"),
+        ("user_id,quantity\na b,1\n", "line 2"),
+        ("user_id,quantity,claimed_at\nann,1,yesterday\n", "line 2"),
+        ("user_id,quantity,idempotency_key\nann,1,a key\n", "line 2"),
+        (&future, "line 2"),
+        // The first bad line comes before any limit.
+        ("user_id,quantity\nann,9\nbob,x\n", "line 3"),
+    ] {
+        let refused = import(core, "demo", file).await.refused(400, "invalid_request").json();
+        assert_eq!(refused["field"], field, "{refused}");
+    }
+    for (lines, code, limit, field) in [
+        (
+            "ann,1,2020-01-01T00:00:00Z\nann,1,2020-01-01T23:59:59Z\n",
+            "user_daily_limit_reached",
+            "per_user_per_day",
+            "line 3",
+        ),
+        (
+            "ann,1,2020-01-01T00:00:00Z\nann,1,2020-01-02T00:00:00Z\nann,1,2020-01-03T00:00:00Z\n",
+            "user_limit_reached",
+            "per_user",
+            "line 4",
+        ),
+        ("ann,1,\nbob,1,\ncarl,1,\ndan,1,\n", "sold_out", "total", "line 5"),
+    ] {
+        let file = format!("user_id,quantity,claimed_at\n{lines}");
+        let refused = import(core, "demo", &file).await.refused(409, code).json();
+        assert_eq!((&refused["limit"], &refused["field"]), (&json!(limit), &json!(field)), "{refused}");
+    }
+    import(core, "demo", "user_id,quantity\nann,3\n").await.refused(422, "quantity_out_of_range");
+    import(core, "nothing", "user_id,quantity\n").await.refused(404, "campaign_not_found");
+    refused_unread(core).await;
+    ready(core, "demo", 0, 0).await;
+    assert_eq!(fixture.sql.claims("demo").await, []);
+    assert_eq!(view(core, "demo").await["version"], 1);
+
+    // Scheduled is good enough, and the start is when they were made.
+    assert_eq!(import(core, "demo", "user_id,quantity\nann,1\n").await.expect(200).json(), counted(1, 0));
+    let starts_at = view(core, "demo").await["starts_at"].clone();
+    assert_eq!(fixture.sql.claims("demo").await[0].claimed_at, ms(starts_at.as_str().unwrap()));
+    let refused = import(core, "demo", "user_id,quantity\nann,2\n").await;
+    assert_eq!(refused.refused(422, "idempotency_key_reused").json()["field"], "line 2");
+    ready(core, "demo", 1, 1).await;
+    core.claim("demo", "bob", "k").await.refused(403, "not_started");
+    core.set_admin_state("demo", "end").await.expect(200);
+    import(core, "demo", "user_id,quantity\nann,1\n").await.refused(409, "campaign_ended");
+    row.passed(20, "refused, and nothing changed");
+}
+
+/// Files that core does not even read.
+async fn refused_unread(core: &Core) {
+    let file = "user_id,quantity\nann,1\n";
+    let send = |request: RequestBuilder| core.client().send(request.body(file));
+    let admin = || request(core, "demo").bearer_auth(core.admin_token());
+    send(request(core, "demo")).await.unwrap().refused(401, "unauthenticated");
+    send(request(core, "demo").bearer_auth(API_TOKEN)).await.unwrap().refused(403, "forbidden");
+    send(admin().header("Content-Encoding", "gzip")).await.unwrap().refused(415, "unsupported_media_type");
+    let json = core.admin(Method::POST, "/admin/v1/campaigns/demo/import", &json!({})).await;
+    json.refused(415, "unsupported_media_type");
+    for (length, answer) in
+        [("Content-Length: 268435457", 413), ("Transfer-Encoding: chunked", 400), ("X-Length: none", 400)]
+    {
+        let mut raw = Raw::connect(core.admin_listen()).await;
+        let head = format!(
+            "POST /admin/v1/campaigns/demo/import HTTP/1.1\r\nHost: core\r\nConnection: close\r\n\
+             Authorization: Bearer {}\r\nContent-Type: text/csv\r\n{length}\r\n\r\n",
+            core.admin_token()
+        );
+        assert!(raw.send(head).await);
+        assert_eq!(status(&raw.read_some().await), Some(answer), "{length}");
+    }
+}
+
+/// A file of `count` claims of one unit by half as many users.
+fn file_of(count: usize) -> String {
+    (0..count).fold("user_id,quantity\n".to_owned(), |file, at| file + &format!("user-{},1\n", at / 2))
+}
+
+async fn written(fixture: &Fixture, id: &str) -> usize {
+    let count = fixture.sql.number("SELECT COUNT(*) FROM claims WHERE campaign_id = $1", id).await;
+    usize::try_from(count).unwrap()
+}
+
+async fn killed_in_the_middle_it_is_completed_by_the_same_file(row: Row, mut fixture: Fixture) {
+    fixture.core.create("demo", json!({"total": MANY})).await;
+    fixture.core.set_admin_state("demo", "pause").await.expect(200);
+    let file = file_of(MANY);
+    row.kill();
+    let (answer, ()) = tokio::join!(try_import(&fixture.core, "demo", &file), async {
+        eventually(WAIT, || async { holds(written(&fixture, "demo").await > 0, || "none".to_owned()) }).await;
+        support::process::signal_pid(fixture.core.pid(), support::process::Signal::KILL);
+    });
+    answer.expect_err("core was killed");
+    fixture.replace_core().await;
+    let core = &fixture.core;
+    let before = written(&fixture, "demo").await;
+    assert!((1..MANY).contains(&before), "killed with {before} claims written");
+
+    let unfinished = view(core, "demo").await;
+    assert_eq!((&unfinished["import_unfinished"], &unfinished["ready"]), (&json!(true), &json!(false)));
+    for verb in ["resume", "warm-up"] {
+        core.set_admin_state("demo", verb).await.refused(409, "import_unfinished");
+    }
+    core.patch("demo", json!({"limits": {"total": 1}})).await.refused(409, "import_unfinished");
+    let units = json!({"units": 1, "idempotency_key": "k"});
+    let add = core.admin(Method::POST, "/admin/v1/campaigns/demo/add", &units);
+    add.await.refused(409, "import_unfinished");
+    core.claim("demo", "user-1", "k").await.refused(503, "campaign_not_ready");
+    let told = fixture.reconciliation("demo").await;
+    assert_eq!(told["differences"][0]["name"], "not_ready", "{told}");
+    import(core, "demo", "user_id,quantity\nann,1\n").await.refused(409, "import_unfinished");
+    assert_eq!(written(&fixture, "demo").await, before, "nothing else has written");
+
+    assert_eq!(import(core, "demo", &file).await.expect(200).json(), counted(MANY - before, before));
+    ready(core, "demo", MANY as u64, MANY as u64).await;
+    assert_eq!(written(&fixture, "demo").await, MANY);
+    core.set_admin_state("demo", "resume").await.expect(200);
+    core.claim("demo", "user-1", "k").await.refused(409, "sold_out");
+    let told = fixture.reconciliation("demo").await;
+    assert_eq!((&told["agrees"], &told["sql"]["sequence_gaps"]), (&json!(true), &json!([])), "{told}");
+    row.passed(10, &format!("completed after {before} of {MANY} claims"));
+}
+
+async fn its_start_in_the_middle_opens_nothing(row: Row, fixture: Fixture) {
+    let core = &fixture.core;
+    let mut body = campaign("demo", json!({"total": 3}));
+    let starts_at = from_now(4);
+    body["starts_at"] = json!(starts_at);
+    core.create_with(body).await;
+    // As a core leaves it that dies after its first transaction.
+    let broken_off = "import_digest = 'of a file', evicted_at = 1, evicted_taken = 0, evicted_sequence = 0, epoch = epoch + 1";
+    fixture.sql.change_campaign("demo", broken_off).await;
+    let told = |reply: Reply| (reply.status, reply.code());
+    let unfinished = (503, "campaign_not_ready".to_owned());
+    eventually(SOON, || async {
+        let now = told(core.claim("demo", "ann", "k").await);
+        holds(now == unfinished, || format!("{now:?}"))
+    })
+    .await;
+    let started = || support::times::now_ms() > ms(&starts_at) + 1500;
+    while !started() {
+        assert_eq!(told(core.claim("demo", "ann", "k").await), unfinished);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    core.set_admin_state("demo", "resume").await.refused(409, "import_unfinished");
+    core.set_admin_state("demo", "pause").await.refused(409, "import_unfinished");
+    core.get("/internal/v1/campaigns/demo").await.refused(503, "campaign_not_ready");
+    assert_eq!(core.admin_get("/admin/v1/campaigns").await.json()["items"][0]["ready"], false);
+    // The way out for those who have lost the file.
+    core.set_admin_state("demo", "end").await.expect(200);
+    core.claim("demo", "ann", "k").await.refused(403, "ended");
+    assert_eq!(view(core, "demo").await["import_unfinished"], false);
+    assert_eq!(fixture.sql.claims("demo").await, []);
+    row.passed(5, "nothing was granted");
+}
+
+async fn the_same_file_at_once_is_imported_once(row: Row, fixture: Fixture) {
+    import_at_once(row, fixture).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_cores_import_one_file_once() {
+    let row = Row::begin("one file imported through two cores at once");
+    let _turn = heavy().await;
+    match Fixture::two_cores().await {
+        Ok(fixture) => import_at_once(row, fixture).await,
+        Err(why) => row.skip(&why),
+    }
+}
+
+async fn import_at_once(row: Row, fixture: Fixture) {
+    const CLAIMS: usize = 2000;
+    let cores: Vec<&Core> = std::iter::once(&fixture.core).chain(&fixture.others).collect();
+    cores[0].create("demo", json!({"total": CLAIMS, "per_user": 2})).await;
+    cores[0].set_admin_state("demo", "pause").await.expect(200);
+    let file = file_of(CLAIMS);
+    let answers = join_all((0..4).map(|at| {
+        let (core, file) = (cores[at % cores.len()], &file);
+        // Another core may be at it for longer than this one waits.
+        eventually(WAIT, move || async move {
+            let reply = import(core, "demo", file).await;
+            if reply.code() == "campaign_not_ready" {
+                Err(reply.text())
+            } else {
+                Ok(reply.expect(200).json())
+            }
+        })
+    }))
+    .await;
+    let sum = |name: &str| answers.iter().filter_map(|answer| answer[name].as_u64()).sum::<u64>();
+    assert_eq!((sum("imported"), sum("already")), (CLAIMS as u64, 3 * CLAIMS as u64), "{answers:?}");
+    for core in &cores {
+        ready(core, "demo", CLAIMS as u64, CLAIMS as u64).await;
+    }
+    cores[0].set_admin_state("demo", "resume").await.expect(200);
+    for core in &cores {
+        core.claim("demo", "user-1", "k").await.refused(409, "user_limit_reached");
+    }
+    let told = fixture.reconciliation("demo").await;
+    assert_eq!((&told["agrees"], &told["sql"]["claims"]), (&json!(true), &json!(CLAIMS)), "{told}");
+    row.passed(answers.len(), "imported once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_evicted_campaign_takes_past_claims_too() {
+    let row = Row::begin("past claims imported into an evicted campaign");
+    let fixture = Fixture::managed_with(CoreOptions::default().with("CLAIMGATE_ARCHIVE_AFTER_S", "1")).await;
+    let core = &fixture.core;
+    let mut body = campaign("demo", json!({"total": 3}));
+    body["ends_at"] = json!(from_now(2));
+    core.create_with(body).await;
+    core.claim("demo", "ann", "k").await.expect(201);
+    core.set_admin_state("demo", "pause").await.expect(200);
+    let evicted = || async {
+        let gone = fixture
+            .sql
+            .number("SELECT COUNT(*) FROM campaigns WHERE id = $1 AND evicted_at IS NOT NULL", "demo");
+        let gone = gone.await;
+        holds(gone == 1, || "it is in Redis".to_owned())
+    };
+    eventually(SOON, evicted).await;
+    let file = "user_id,quantity,idempotency_key\nann,1,k\nbob,2,old\n";
+    assert_eq!(import(core, "demo", file).await.expect(200).json(), counted(1, 1));
+    ready(core, "demo", 3, 2).await;
+    eventually(SOON, evicted).await;
+    assert_eq!(core.claim_units("demo", "bob", "old", 2).await.expect(200).json()["claim"]["sequence"], 2);
+    core.claim("demo", "bob", "k").await.refused(403, "paused");
+    row.passed(3, "counted, and evicted again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_file() {
+    let _turn = heavy().await;
+    large(Row::begin("a large file imported: SQLite"), Fixture::managed().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_file_postgres() {
+    let row = Row::begin("a large file imported: PostgreSQL");
+    let _turn = heavy().await;
+    match Fixture::on_postgres(true).await {
+        Ok(fixture) => large(row, fixture).await,
+        Err(why) => row.skip(&why),
+    }
+}
+
+/// `CLAIMS` claims, a tenth of a million without it: how long they take until they can be claimed beside.
+async fn large(row: Row, fixture: Fixture) {
+    let given = std::env::var("CLAIMS").ok().and_then(|count| count.parse().ok());
+    let count: usize = given.unwrap_or(100_000);
+    let core = &fixture.core;
+    core.create("demo", json!({"total": count})).await;
+    core.set_admin_state("demo", "pause").await.expect(200);
+    let file = file_of(count);
+    let started = std::time::Instant::now();
+    assert_eq!(import(core, "demo", &file).await.expect(200).json(), counted(count, 0));
+    let took = started.elapsed();
+    ready(core, "demo", count as u64, count as u64).await;
+    row.passed(1, &format!("{count} claims in {took:.1?}, {:.1?} until they are loaded", started.elapsed()));
+}
