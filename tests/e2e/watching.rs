@@ -74,6 +74,7 @@ async fn the_description_names_every_call() {
         (&format!("{one}/pause"), &["post"]),
         (&format!("{one}/resume"), &["post"]),
         (&format!("{one}/end"), &["post"]),
+        (&format!("{one}/import"), &["post"]),
         (&format!("{one}/claims"), &["get"]),
     ] {
         for method in methods {
