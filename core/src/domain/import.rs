@@ -202,7 +202,7 @@ impl Import {
         for (limit, bound, taken) in [
             (Limit::PerUserPerDay, bound(limits.per_user_per_day), on_day),
             (Limit::PerUser, bound(limits.per_user), usage.ever),
-            (Limit::Total, bound(limits.total), self.taken),
+            (Limit::Total, limits.total.map(u64::from), self.taken),
         ] {
             if let Some(bound) = bound.filter(|bound| taken + units > *bound) {
                 return Err(exceeded(claim, limit, bound, taken));

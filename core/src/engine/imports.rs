@@ -165,7 +165,7 @@ impl Recovery {
         claims: &[PastClaim],
     ) -> Result<(), EngineError> {
         let Evicted { mut taken, mut sequence } = evicted;
-        let total = begun.limits.total.map(|total| u64::from(total.get()));
+        let total = begun.limits.total.map(u64::from);
         for batch in claims.chunks(BATCH) {
             let before = taken;
             let events = batch.iter().map(|claim| {
