@@ -1,6 +1,7 @@
 //! The command line. Exit status: 0 done, 1 refused by a rule, 2 wrong usage or configuration, 3 unavailable.
 
 mod call_args;
+mod claims;
 mod client;
 mod commands;
 mod doctor;
@@ -20,6 +21,7 @@ use crate::config::{Config, ServeArgs};
 use crate::data_dir;
 use crate::engine::serving::ServingError;
 use crate::server::serve;
+use claims::ClaimsArgs;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
@@ -46,6 +48,8 @@ enum Command {
     Campaign(CampaignCommand),
     /// Claim for a user
     Claim(ClaimArgs),
+    /// List a campaign's claims, all or those of one user or status
+    Claims(ClaimsArgs),
     /// Confirm a held claim
     Confirm(ClaimIdArgs),
     /// Give a claim's units back
@@ -79,6 +83,7 @@ impl Cli {
             }
             Command::Campaign(command) => finish(runtime.block_on(command.run())),
             Command::Claim(args) => finish(runtime.block_on(args.run())),
+            Command::Claims(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
             Command::Return(args) => finish(runtime.block_on(args.run("return"))),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),

@@ -75,6 +75,12 @@ impl TimeZone {
         UtcOffsets { packed, until }
     }
 
+    /// The calendar day at `at`, in days since 1970.
+    pub fn day_of(&self, at: Timestamp) -> u32 {
+        let days = instant(at).to_zoned(self.0.clone()).date() - civil::date(1970, 1, 1);
+        u32::try_from(days.get_days()).unwrap_or(0)
+    }
+
     /// When the day after `day` (days since 1970 in this zone) begins.
     pub fn day_end(&self, day: i64) -> Timestamp {
         date_of(day + 1)
@@ -142,6 +148,19 @@ mod tests {
         assert_eq!(new_york.day_end(day("2026-03-07")), at("2026-03-08T05:00:00Z"));
         assert_eq!(new_york.day_end(day("2026-03-08")), at("2026-03-09T04:00:00Z"));
         assert_eq!(zone("Asia/Shanghai").day_end(day("2026-11-21")), at("2026-11-21T16:00:00Z"));
+    }
+
+    #[test]
+    fn a_day_is_that_of_the_zone() {
+        for (name, text, day) in [
+            ("UTC", "1970-01-01T23:59:59Z", 0),
+            ("Asia/Shanghai", "1970-01-01T15:59:59Z", 0),
+            ("Asia/Shanghai", "1970-01-01T16:00:00Z", 1),
+            ("America/New_York", "2026-03-08T04:59:59Z", 20_519),
+            ("America/New_York", "2026-03-08T05:00:00Z", 20_520),
+        ] {
+            assert_eq!(zone(name).day_of(at(text)), day, "{name} {text}");
+        }
     }
 
     #[test]

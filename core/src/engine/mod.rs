@@ -21,6 +21,7 @@ pub mod replication;
 pub mod serving;
 pub mod sold_out_cache;
 pub mod sync;
+pub mod user_claims;
 
 pub use self::builder::{Builder, Engine};
 pub use self::campaigns::{CampaignStatus, Created};

@@ -27,6 +27,7 @@ mod serving;
 pub mod statements;
 mod transition;
 mod unreadable;
+mod user_claims;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,11 +41,12 @@ use self::pool::{Pool, Writer};
 use self::statements::Dialect;
 use self::unreadable::Unreadable;
 pub use campaigns::{CampaignPage, Change, Changed};
-pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
+pub use claims::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{Batch, History, OutboxWriteError};
 pub use replication::By;
 pub use serving::ServedBy;
 pub use transition::Transitioned;
+pub use user_claims::{UserClaimCursor, place};
 
 /// Connections kept; the admin calls, look-ups and loads share them. The relay has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
