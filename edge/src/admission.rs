@@ -177,6 +177,30 @@ pub fn parse_demo_body(body: &[u8]) -> Result<UserId, Problem> {
     parse_json(body).map(|DemoBody { user_id }| user_id)
 }
 
+/// The longest value of a query's member that is passed on, in bytes: a cursor has fewer.
+const QUERY_VALUE_MAX: usize = 64;
+
+/// What `query` says of a page of claims, for core to judge: `?limit=…&cursor=…`, or nothing.
+///
+/// # Errors
+/// `invalid_request` naming the member that no list has, or whose value cannot be one.
+pub fn page_query(query: &str) -> Result<String, Problem> {
+    let mut page = String::new();
+    for member in query.split('&').filter(|member| !member.is_empty()) {
+        let (name, value) = member.split_once('=').unwrap_or((member, ""));
+        if !["limit", "cursor"].contains(&name) {
+            return Err(Problem::invalid("query", "may have limit and cursor alone"));
+        }
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if value.len() > QUERY_VALUE_MAX || !value.bytes().all(is_plain) {
+            return Err(Problem::invalid(name, "is not one of ours"));
+        }
+        page.push(if page.is_empty() { '?' } else { '&' });
+        page.push_str(member);
+    }
+    Ok(page)
+}
+
 /// The claim id in `text`, if the claim is `user`'s.
 ///
 /// # Errors
@@ -212,6 +236,35 @@ mod tests {
     fn refusal(cached: &Lookup, now_ms: i64) -> Option<Code> {
         let refused = first_try().check_cached(cached, at(now_ms)).err();
         refused.map(|problem| problem.code)
+    }
+
+    #[test]
+    fn a_page_is_passed_on_as_it_is_named_and_nothing_else() {
+        for (query, page) in [
+            ("", ""),
+            ("&", ""),
+            ("limit=5", "?limit=5"),
+            ("cursor=35.aHSIRPhRB6fDKajWWhFL-_&&limit=x", "?cursor=35.aHSIRPhRB6fDKajWWhFL-_&limit=x"),
+            ("limit", "?limit"),
+        ] {
+            assert_eq!(page_query(query).unwrap(), page, "{query}");
+        }
+        let long = format!("cursor={}", "a".repeat(65));
+        for (query, field) in [
+            ("user_id=bob", "query"),
+            ("limit=5&x", "query"),
+            ("limit=%35", "limit"),
+            ("cursor=a/../b", "cursor"),
+            ("cursor=a#b", "cursor"),
+            ("cursor=a b", "cursor"),
+            (long.as_str(), "cursor"),
+        ] {
+            let problem = page_query(query).unwrap_err();
+            assert_eq!(
+                (problem.code, problem.extensions.field.as_deref()),
+                (Code::InvalidRequest, Some(field))
+            );
+        }
     }
 
     #[test]

@@ -93,6 +93,25 @@ impl<'a> Handler<'a> {
         Ok(self.send(request).await?.into_response())
     }
 
+    /// `GET /v1/campaigns/{id}/claims`: core's response about the caller's own claims, and what is left to the caller.
+    ///
+    /// # Errors
+    /// The edge's own refusal, or `unavailable` when core does not answer.
+    pub async fn own_claims(&self, campaign: &str) -> Result<Response, Problem> {
+        self.count_address(LimitScope::OwnClaims).await?;
+        let user = self.user().await?;
+        let campaign = admission::campaign_id(campaign)?;
+        let query = admission::page_query(&self.request.query())?;
+        self.rate_limiter().check_user(LimitScope::OwnClaims, &user).await?;
+        if let Lookup::NotFound = store::lookup(&campaign, clock::now()?) {
+            return Err(admission::campaign_not_found());
+        }
+        let path = format!("/internal/v1/campaigns/{campaign}/users/{user}{query}");
+        let request = CoreRequest::new(CallKind::Lookups, &path, self.request_id);
+        let request = CoreRequest { user: user.as_str(), ..request };
+        Ok(self.send(request).await?.into_response())
+    }
+
     /// `GET /v1/campaigns/{id}`: the campaign's view, with an `ETag`, or 304.
     ///
     /// # Errors

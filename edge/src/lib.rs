@@ -120,7 +120,8 @@ async fn route(
     match route {
         Route::Live => Ok(handlers::live()),
         Route::Campaign(id) => handler()?.campaign(id).await,
-        Route::Claims(campaign) => handler()?.claim(campaign).await,
+        Route::Claims(campaign) if request.method == "POST" => handler()?.claim(campaign).await,
+        Route::Claims(campaign) => handler()?.own_claims(campaign).await,
         Route::Claim(id) => handler()?.own_claim(id).await,
         Route::DemoToken => handler()?.demo_token().await,
     }

@@ -18,6 +18,8 @@ pub enum LimitScope {
     Claims,
     /// Reads of a claim.
     Lookups,
+    /// Reads of all claims that a user has of a campaign.
+    OwnClaims,
     /// Views of campaigns that are not cached.
     Campaigns,
 }
@@ -27,6 +29,7 @@ impl LimitScope {
         let what = match self {
             Self::Claims => "claims",
             Self::Lookups => "look-ups",
+            Self::OwnClaims => "own claims",
             Self::Campaigns => "campaigns",
         };
         format!("{what}:{who}")

@@ -28,6 +28,11 @@ impl Request {
         &self.raw
     }
 
+    /// The URL's query as sent, nothing decoded; empty for none.
+    pub fn query(&self) -> String {
+        query(&self.raw.url()).to_owned()
+    }
+
     /// The value of the header `name`, any case; two values are joined by ", ", and `None` means that it was not sent.
     pub fn header(&self, name: &str) -> Option<String> {
         // Few names are ever looked up: each becomes a string of the runtime once.
@@ -64,6 +69,12 @@ fn path(url: &str) -> &str {
     path.find(['?', '#']).map_or(path, |end| &path[..end])
 }
 
+/// The query of `url`, without the question mark; empty for none.
+fn query(url: &str) -> &str {
+    let url = url.split('#').next().unwrap_or_default();
+    url.split_once('?').map_or("", |(_, query)| query)
+}
+
 /// Whether the `If-None-Match` header names `etag`, so that 304 answers it. Compared weakly, as GET is (RFC 9110, 13.1.2).
 pub fn etag_matches(if_none_match: Option<&str>, etag: &str) -> bool {
     let list = if_none_match.unwrap_or_default();
@@ -84,6 +95,18 @@ mod tests {
             ("http://host/a?b#c", "/a"),
         ] {
             assert_eq!(path(url), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_query_is_what_is_behind_the_question_mark() {
+        for (url, expected) in [
+            ("http://host/a?limit=2&cursor=3.x", "limit=2&cursor=3.x"),
+            ("http://host/a?b?c#d", "b?c"),
+            ("http://host/a#b?c", ""),
+            ("http://host/a", ""),
+        ] {
+            assert_eq!(query(url), expected, "{url}");
         }
     }
 

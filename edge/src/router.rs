@@ -38,7 +38,8 @@ impl<'a> Route<'a> {
     pub fn methods(self) -> &'static str {
         match self {
             Self::Live | Self::Campaign(_) | Self::Claim(_) => "GET, HEAD",
-            Self::Claims(_) | Self::DemoToken => "POST",
+            Self::Claims(_) => "GET, HEAD, POST",
+            Self::DemoToken => "POST",
         }
     }
 
@@ -88,5 +89,6 @@ mod tests {
         assert!(!Route::Live.allows("POST"));
         assert!(!Route::Live.allows("GET, HEAD"));
         assert!(!Route::Claims("demo").allows("post"));
+        assert!(Route::Claims("demo").allows("GET") && Route::Claims("demo").allows("POST"));
     }
 }

@@ -1,6 +1,7 @@
 //! A claim: one user taking some units of a campaign, once and for ever.
 
 use std::num::NonZeroU32;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -48,6 +49,9 @@ pub enum ClaimStatus {
 }
 
 impl ClaimStatus {
+    /// All of them.
+    const ALL: [Self; 5] = [Self::Granted, Self::Held, Self::Returned, Self::Expired, Self::Revoked];
+
     /// As in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -57,6 +61,14 @@ impl ClaimStatus {
             Self::Expired => "expired",
             Self::Revoked => "revoked",
         }
+    }
+}
+
+impl FromStr for ClaimStatus {
+    type Err = &'static str;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = Self::ALL.into_iter().find(|status| status.as_str() == text);
+        found.ok_or("must be granted, held, returned, expired or revoked")
     }
 }
 

@@ -14,6 +14,7 @@ mod monotonic;
 pub mod problem;
 pub mod signature;
 pub mod time;
+pub mod user_claims;
 pub mod version;
 pub mod window;
 

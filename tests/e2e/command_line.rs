@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use support::process::{command, free_address};
 use support::signing::claim_id;
 use support::stand_in::{Canned, StandIn};
-use support::{Core, CoreOptions, binary};
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, binary, eventually};
 
 /// What a command said, and how it ended.
 #[derive(Debug)]
@@ -107,7 +108,7 @@ async fn past_claims_are_imported_from_a_file() {
 #[tokio::test]
 async fn every_command_helps() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 19] = [
+    let commands: [&[&str]; 20] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -122,6 +123,7 @@ async fn every_command_helps() {
         &["audit"],
         &["campaign", "import"],
         &["claim"],
+        &["claims"],
         &["confirm"],
         &["return"],
         &["reconcile"],
@@ -479,4 +481,36 @@ async fn what_a_newer_core_says_is_told_as_it_says_it() {
     core.answers("GET /admin/v1/campaigns/demo", Canned::json(200, &campaign));
     let told = run(&["campaign", "show", "demo"], &environment, directory.path()).await.ended(0);
     assert!(told.out.contains("lottery"), "{told:?}");
+}
+
+#[tokio::test]
+async fn claims_are_listed_by_user_and_status() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    for (user, key) in [("alice", "a"), ("bob", "a"), ("alice", "b")] {
+        core.claim("demo", user, key).await.expect(201);
+    }
+    let returned = claim_id("demo", "alice", "a");
+    ask(&core, &["return", &returned]).await.ended(0);
+    core.sql().until("demo", 3).await;
+    eventually(SOON, || async {
+        let all = ask(&core, &["claims", "demo", "--json"]).await.ended(0).json();
+        let statuses: Vec<_> = all.as_array().unwrap().iter().map(|claim| claim["status"].clone()).collect();
+        holds(statuses == ["returned", "granted", "granted"], || all.to_string())
+    })
+    .await;
+    let of = async |options: &[&str]| -> Vec<String> {
+        let listed = ask(&core, &[&["claims", "demo", "--json"], options].concat()).await.ended(0).json();
+        let items = listed.as_array().unwrap().iter();
+        items.map(|claim| claim["id"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(of(&["--user", "alice"]).await, [returned.clone(), claim_id("demo", "alice", "b")]);
+    assert_eq!(of(&["--user", "alice", "--status", "returned"]).await, [returned.clone()]);
+    assert_eq!(of(&["--status", "granted"]).await.len(), 2);
+    assert!(of(&["--user", "stranger"]).await.is_empty());
+    let text = ask(&core, &["claims", "demo"]).await.ended(0);
+    assert!(text.out.contains(&returned) && text.out.contains("returned"), "{text:?}");
+    ask(&core, &["claims", "nowhere"]).await.ended(1).one_line("campaign_not_found");
+    let wrong = ask(&core, &["claims", "demo", "--status", "lost"]).await.ended(2);
+    assert!(wrong.err.contains("must be granted, held, returned, expired or revoked"), "{wrong:?}");
 }

@@ -11,6 +11,7 @@ mod bad_campaigns;
 mod bad_input;
 mod claim_batches;
 mod claim_flow;
+mod claim_lists;
 mod command_line;
 mod contention;
 mod crash;
@@ -28,6 +29,7 @@ mod sold_out;
 mod threads;
 mod topologies;
 mod up_cluster;
+mod user_claims;
 mod watching;
 
 // The edge's tests, against both of its runtimes.

@@ -67,6 +67,7 @@ async fn the_description_names_every_call() {
         ("/internal/v1/claims", &["post"][..]),
         ("/internal/v1/claims/{claim_id}", &["get"]),
         ("/internal/v1/campaigns/{id}", &["get"]),
+        ("/internal/v1/campaigns/{id}/users/{user_id}", &["get"]),
         (CAMPAIGNS, &["get", "post"]),
         (one, &["get", "patch"]),
         ("/admin/v1/audit", &["get"]),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use claimgate_core::config::sqlite_url;
-use claimgate_core::store::sql::{ClaimCursor, SqlStore};
+use claimgate_core::store::sql::{ClaimCursor, ClaimFilter, SqlStore};
 use claimgate_shared::ClaimId;
 use sqlx::migrate::Migrator;
 use sqlx::{AnyPool, AssertSqlSafe};
@@ -52,7 +52,8 @@ async fn keeps_its_claims(row: Row, url: &str) {
     for _ in 0..2 {
         let sql = SqlStore::open(url).await.expect("brought up to date");
         for campaign in ["demo", "demo-2"] {
-            let page = sql.claims(&campaign.parse().unwrap(), &ClaimCursor::default(), 100).await.unwrap();
+            let (id, filter) = (campaign.parse().unwrap(), ClaimFilter::default());
+            let page = sql.claims(&id, &filter, &ClaimCursor::default(), 100).await.unwrap();
             let found = page.rows.iter().map(|row| {
                 (row.claim.id.to_string(), row.claim.status.as_str(), row.claim.sequence, row.revision)
             });

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 20] = [
+const ELSEWHERE: [(&str, &str); 23] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -18,6 +18,9 @@ const ELSEWHERE: [(&str, &str); 20] = [
     ("redis:restore_group", "for an outbox that was tampered with; faults::jobs does"),
     ("redis:sold_out", "asked in a task of the batcher's own"),
     ("redis:lease.renew", "asked in a task of the lease's own"),
+    ("redis:user", "a look at one user's claims, which changes nothing"),
+    ("sql:claims_of_user", "as above"),
+    ("sql:taken_by_user", "as above"),
     ("sql:claims", "lists and exports, which change nothing"),
     ("sql:campaigns", "lists of campaigns, which change nothing"),
     ("sql:add", "a change of rules, as `sql:change` is; e2e::add does"),

@@ -15,7 +15,7 @@ use claimgate_core::engine::recovery::Recovered;
 use claimgate_core::jobs::outbox_relay::OutboxRelay;
 use claimgate_core::redis_address::RedisAddress;
 use claimgate_core::store::redis::replies::Counters;
-use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimRow, SqlStore};
+use claimgate_core::store::sql::{Change, Changed, ClaimCursor, ClaimFilter, ClaimRow, SqlStore};
 use claimgate_shared::campaign;
 use claimgate_shared::{Attempt, ClaimId, ClaimRequest, Limits as CoreLimits, Timestamp, Version, Window};
 use futures_util::future::{join, join_all};
@@ -276,7 +276,8 @@ impl System {
     /// Every row of SQL, and the units it sums them up to.
     pub async fn rows(&self) -> (Vec<ClaimRow>, u64) {
         let id = CAMPAIGN.parse().expect("an id");
-        let page = self.sql.claims(&id, &ClaimCursor::default(), u32::MAX).await.expect("SQL answers");
+        let (filter, start) = (ClaimFilter::default(), ClaimCursor::default());
+        let page = self.sql.claims(&id, &filter, &start, u32::MAX).await.expect("SQL answers");
         let totals = self.sql.totals(&id).await.expect("SQL answers");
         (page.rows, totals.taken)
     }

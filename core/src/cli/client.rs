@@ -172,4 +172,20 @@ impl Core {
         }
         Err(CallError::Refused { status, problem })
     }
+
+    /// All items of the list of the admin API at `path`, which has a query, page by page.
+    pub async fn list(&self, path: &str) -> Result<Vec<Value>, CallError> {
+        let mut all = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let (_, mut page) = self.call(Api::Admin, Method::GET, &format!("{path}{cursor}"), None).await?;
+            if let Some(Value::Array(items)) = page.get_mut("items").map(Value::take) {
+                all.extend(items);
+            }
+            match page["next_cursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return Ok(all),
+            }
+        }
+    }
 }

@@ -168,20 +168,7 @@ async fn one(call: &CallArgs, method: Method, path: &str, body: Option<Value>) -
 }
 
 async fn list(call: &CallArgs) -> Result<(), CallError> {
-    let core = Core::new(call)?;
-    let mut campaigns = Vec::new();
-    let mut cursor = String::new();
-    loop {
-        let path = format!("/admin/v1/campaigns?limit=1000{cursor}");
-        let (_, mut page) = core.call(Api::Admin, Method::GET, &path, None).await?;
-        if let Some(Value::Array(items)) = page.get_mut("items").map(Value::take) {
-            campaigns.extend(items);
-        }
-        match page["next_cursor"].as_str() {
-            Some(next) => cursor = format!("&cursor={next}"),
-            None => break,
-        }
-    }
+    let campaigns = Core::new(call)?.list("/admin/v1/campaigns?limit=1000").await?;
     show(call.json, &json!(campaigns), || table::campaigns(&campaigns))?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 mod addition;
 mod audit;
 mod call_args;
+mod claims;
 mod client;
 mod commands;
 mod doctor;
@@ -24,6 +25,7 @@ use crate::data_dir;
 use crate::engine::serving::ServingError;
 use crate::server::serve;
 use audit::AuditArgs;
+use claims::ClaimsArgs;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
@@ -50,6 +52,8 @@ enum Command {
     Campaign(CampaignCommand),
     /// Claim for a user
     Claim(ClaimArgs),
+    /// List a campaign's claims, all or those of one user or status
+    Claims(ClaimsArgs),
     /// Confirm a held claim
     Confirm(ClaimIdArgs),
     /// Give a claim's units back
@@ -85,6 +89,7 @@ impl Cli {
             }
             Command::Campaign(command) => finish(runtime.block_on(command.run())),
             Command::Claim(args) => finish(runtime.block_on(args.run())),
+            Command::Claims(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
             Command::Return(args) => finish(runtime.block_on(args.run("return"))),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),

@@ -55,6 +55,16 @@ pub fn claim(reply: &Value, replayed: bool) -> String {
     pairs(&rows)
 }
 
+/// One row a claim.
+pub fn claims(claims: &[Value]) -> String {
+    let mut table = table();
+    table.set_header(["claim", "quantity", "status", "sequence", "claimed at"]);
+    for claim in claims {
+        table.add_row(["id", "quantity", "status", "sequence", "claimed_at"].map(|name| word(&claim[name])));
+    }
+    table.to_string()
+}
+
 /// Each primary with its replicas, and what each of them counts for.
 pub fn replication(reply: &Value) -> String {
     let mut lines =

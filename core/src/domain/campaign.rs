@@ -6,11 +6,13 @@ use std::num::NonZeroU32;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use claimgate_shared::campaign::AdminState;
+use claimgate_shared::user_claims::Allowance;
 use claimgate_shared::{
     CampaignId, CampaignState, CampaignView, Code, Limits, Problem, Timestamp, Version, Window,
 };
 use serde::{Deserialize, Serialize};
 
+use super::claim_record::UserCounters;
 use super::counters::{Epoch, FencingToken};
 use super::high_water_mark::HighWaterMark;
 use super::utc_offsets::TimeZone;
@@ -109,6 +111,25 @@ impl Campaign {
     pub fn remaining(&self, taken: u64) -> Option<u32> {
         let total = u64::from(self.limits.total?);
         u32::try_from(total.saturating_sub(taken)).ok()
+    }
+
+    /// What is left to a user who has taken `user`, when `taken` units are taken in all, on the day `today` (days since 1970 in
+    /// the campaign's time zone).
+    pub fn allowance(&self, taken: u64, user: &UserCounters, today: u32) -> Allowance {
+        let limits = self.limits;
+        // As the script judges it: never a day before the user's last one, whatever the clock does.
+        let day = today.max(user.day);
+        let on_day = if user.day == day { user.on_day } else { 0 };
+        let left = |limit: NonZeroU32, used: u64| {
+            u32::try_from(u64::from(limit.get()).saturating_sub(used)).unwrap_or(u32::MAX)
+        };
+        Allowance {
+            per_claim: limits.per_claim.map(NonZeroU32::get),
+            per_user_per_day: limits.per_user_per_day.map(|limit| left(limit, on_day)),
+            resets_at: limits.per_user_per_day.map(|_| self.zone.day_end(day.into())),
+            per_user: limits.per_user.map(|limit| left(limit, user.ever)),
+            total: self.remaining(taken),
+        }
     }
 
     /// Since when no claim can be granted any more; `None` while one still can, or may again.

@@ -52,6 +52,33 @@ impl ClaimRecord {
             day: u32::try_from(be_int(&bytes[39..42])).ok()?,
         })
     }
+
+    /// Reads records that stand one behind the other; `None` when one of them is none.
+    pub fn read_all(bytes: &[u8]) -> Option<Vec<Self>> {
+        bytes.chunks(Self::BYTES).map(Self::read).collect()
+    }
+}
+
+/// A user's record as Redis keeps it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UserRecord {
+    /// The user's newest claims, 8 at most, oldest first.
+    pub claims: Vec<ClaimRecord>,
+    /// What all of the user's claims come to.
+    pub counters: UserCounters,
+    /// Whether older claims have moved out of the record.
+    pub has_moved_out: bool,
+}
+
+impl UserRecord {
+    /// Reads a user's record, empty for a user without claims; `None` when it is no record.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let (header, claims) = bytes.split_at(bytes.len() % ClaimRecord::BYTES);
+        let claims = ClaimRecord::read_all(claims)?;
+        let has_moved_out = !header.is_empty();
+        let counters = if has_moved_out { UserCounters::read(header)? } else { UserCounters::of(&claims) };
+        Some(Self { claims, counters, has_moved_out })
+    }
 }
 
 /// What a user has taken.
@@ -83,6 +110,13 @@ impl UserCounters {
             }
         }
         counters
+    }
+
+    /// Reads the counters that `bytes` are; `None` when they are of another length.
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let day = u32::try_from(be_int(&bytes[..3])).ok()?;
+        Some(Self { day, on_day: be_int(&bytes[3..8]), ever: be_int(&bytes[8..]) })
     }
 
     /// Writes the counters as the scripts do.
@@ -254,6 +288,25 @@ mod tests {
         held.write(&mut record);
         assert_eq!(claims_of(b"alice", &record), [("alice".parse().unwrap(), held)]);
         assert_eq!(taken_ever(&record), 7);
+    }
+
+    #[test]
+    fn a_users_record_is_read_with_what_all_claims_come_to() {
+        let held = claim(19_675, 2, ClaimStatus::Held);
+        let claims = [written(&held), written(&held)].concat();
+        let read = UserRecord::read(&claims).unwrap();
+        assert_eq!((&read.claims[..], read.has_moved_out), (&[held, held][..], false));
+        assert_eq!(read.counters, UserCounters { day: 19_675, on_day: 4, ever: 4 });
+        let counters = UserCounters { day: 19_676, on_day: 0, ever: 7 };
+        let mut with_header = Vec::new();
+        counters.write(&mut with_header);
+        with_header.extend_from_slice(&claims);
+        let read = UserRecord::read(&with_header).unwrap();
+        assert_eq!((read.claims.len(), read.counters, read.has_moved_out), (2, counters, true));
+        assert_eq!(UserRecord::read(b""), Some(UserRecord::default()));
+        for wrong in [&with_header[1..], &claims[1..], b"short"] {
+            assert_eq!(UserRecord::read(wrong), None);
+        }
     }
 
     #[test]

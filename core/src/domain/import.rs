@@ -139,7 +139,7 @@ impl Import {
         }
         let key = field("idempotency_key").map(|text| parse("idempotency_key", text)).transpose()?;
         let digest = self.digest(&campaign.id, &user, key);
-        Ok(PastClaim { user, quantity, digest, claimed_at, day: campaign.zone.day(claimed_at), line })
+        Ok(PastClaim { user, quantity, digest, claimed_at, day: campaign.zone.day_of(claimed_at), line })
     }
 
     /// The digest of a user's next line. Without a key it is that of the line's number among the user's, by a text that no

@@ -75,10 +75,10 @@ impl TimeZone {
         UtcOffsets { packed, until }
     }
 
-    /// The day of `at` in this zone, in days since 1970; the first is also that of the hours before it, west of Greenwich.
-    pub fn day(&self, at: Timestamp) -> u32 {
-        let ahead_s = i64::from(self.0.to_offset(instant(at)).seconds());
-        u32::try_from((at.as_ms().div_euclid(1000) + ahead_s).div_euclid(DAY_S)).unwrap_or(0)
+    /// The calendar day at `at`, in days since 1970.
+    pub fn day_of(&self, at: Timestamp) -> u32 {
+        let days = instant(at).to_zoned(self.0.clone()).date() - civil::date(1970, 1, 1);
+        u32::try_from(days.get_days()).unwrap_or(0)
     }
 
     /// When the day after `day` (days since 1970 in this zone) begins.
@@ -151,14 +151,16 @@ mod tests {
     }
 
     #[test]
-    fn a_day_is_the_zones_own() {
-        let (shanghai, new_york) = (zone("Asia/Shanghai"), zone("America/New_York"));
-        let (before, midnight) = (at("2026-11-21T15:59:59.999Z"), at("2026-11-21T16:00:00Z"));
-        assert_eq!(shanghai.day(midnight), shanghai.day(before) + 1);
-        assert_eq!(shanghai.day_end(shanghai.day(before).into()), midnight);
-        assert_eq!(new_york.day(midnight), new_york.day(before));
-        assert_eq!(new_york.day(at("2026-03-09T03:59:59Z")), new_york.day(at("2026-03-08T05:00:00Z")));
-        assert_eq!(new_york.day(Timestamp::default()), 0);
+    fn a_day_is_that_of_the_zone() {
+        for (name, text, day) in [
+            ("UTC", "1970-01-01T23:59:59Z", 0),
+            ("Asia/Shanghai", "1970-01-01T15:59:59Z", 0),
+            ("Asia/Shanghai", "1970-01-01T16:00:00Z", 1),
+            ("America/New_York", "2026-03-08T04:59:59Z", 20_519),
+            ("America/New_York", "2026-03-08T05:00:00Z", 20_520),
+        ] {
+            assert_eq!(zone(name).day_of(at(text)), day, "{name} {text}");
+        }
     }
 
     #[test]

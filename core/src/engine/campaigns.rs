@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// The campaign's rules at `version` or newer: Redis may already decide by rules that another core has set.
-    async fn campaign_at(
+    pub(super) async fn campaign_at(
         &self,
         handle: &Arc<CampaignHandle>,
         version: Version,

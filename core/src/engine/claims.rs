@@ -13,7 +13,7 @@ use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::replies::{Counters, Malformed};
-use crate::store::sql::{ClaimCursor, ClaimPage, Transitioned};
+use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimPage, Transitioned};
 
 impl Engine {
     /// Decides a claim: in Redis, or, for an evicted campaign, in SQL.
@@ -52,17 +52,18 @@ impl Engine {
         }
     }
 
-    /// Up to `limit` of a campaign's claims after the place `after`, as SQL has them.
+    /// Up to `limit` of a campaign's claims that `filter` names after the place `after`, as SQL has them.
     ///
     /// # Errors
     /// When SQL does not answer.
     pub async fn claims(
         &self,
         campaign: &CampaignId,
+        filter: &ClaimFilter,
         after: &ClaimCursor,
         limit: u32,
     ) -> Result<ClaimPage, EngineError> {
-        Ok(self.sync.sql.claims(campaign, after, limit).await?)
+        Ok(self.sync.sql.claims(campaign, filter, after, limit).await?)
     }
 
     /// Confirms a held claim at `now`.
@@ -146,7 +147,12 @@ impl Engine {
     }
 }
 
-fn standing(id: ClaimId, record: &ClaimRecord, persisted: Option<bool>) -> Result<Claim, EngineError> {
+/// The claim `id` as Redis has it.
+pub(super) fn standing(
+    id: ClaimId,
+    record: &ClaimRecord,
+    persisted: Option<bool>,
+) -> Result<Claim, EngineError> {
     let malformed = |_| RedisStoreError::from(Malformed::new(format!("quantity {}", record.quantity)));
     let quantity = Quantity::try_from(record.quantity).map_err(malformed)?;
     Ok(Claim {

@@ -22,6 +22,7 @@ pub mod replication;
 pub mod serving;
 pub mod sold_out_cache;
 pub mod sync;
+pub mod user_claims;
 
 pub use self::builder::{Builder, Engine};
 pub use self::campaigns::{AddedUnits, CampaignStatus, Created};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use claimgate_shared::ClaimId;
+use claimgate_shared::{ClaimId, UserId};
 
 use super::handle::CampaignHandle;
 use crate::clock;
@@ -12,8 +12,8 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
-use crate::store::redis::calls::{Claim, Read, SetRules, SoldOut, Transition};
-use crate::store::redis::replies::{Counters, Decided, SoldOutReply};
+use crate::store::redis::calls::{Claim, Read, ReadUser, SetRules, SoldOut, Transition};
+use crate::store::redis::replies::{Counters, Decided, SoldOutReply, UserReply};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
 
@@ -109,6 +109,21 @@ impl CampaignSync {
         id: Option<&ClaimId>,
     ) -> Result<(Counters, Option<ClaimRecord>), SyncError> {
         self.call(handle, &Read { id }).await
+    }
+
+    /// What Redis has of `user`: the record, and all of the user's events in the outbox where claims have moved out of the
+    /// record.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub async fn user(&self, handle: &CampaignHandle, user: &UserId) -> Result<UserReply, SyncError> {
+        let mut reply = self.call(handle, &ReadUser { user, after: None }).await?;
+        while let Some(after) = reply.next.take() {
+            let more = self.call(handle, &ReadUser { user, after: Some(&after) }).await?;
+            reply.events.extend(more.events);
+            reply.next = more.next;
+        }
+        Ok(reply)
     }
 
     /// Puts the rules of `campaign` into force, unless Redis holds newer ones.

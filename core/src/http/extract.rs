@@ -14,7 +14,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, request};
 use axum::response::Response;
 use claimgate_shared::claim_request::ClaimBatch;
 use claimgate_shared::signature::SignedParts;
-use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, http};
+use claimgate_shared::{Attempt, CampaignId, ClaimId, ClaimRequest, Code, Problem, UserId, http};
 use futures_util::FutureExt as _;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Serialize;
@@ -245,6 +245,18 @@ impl FromRequestParts<AppState> for PathClaim {
     type Rejection = ApiError;
     async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
         Ok(Self(path_id(&parts.uri).parse().map_err(|_| no_such_claim())?))
+    }
+}
+
+/// The user's id behind the campaign's in the path; what is no id is named as a field.
+#[derive(Debug)]
+pub struct PathUser(pub UserId);
+
+impl FromRequestParts<AppState> for PathUser {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
+        let id = parts.uri.path().split('/').nth(6).unwrap_or_default();
+        Ok(Self(id.parse().map_err(|why| Problem::invalid("user_id", why))?))
     }
 }
 

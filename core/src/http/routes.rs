@@ -15,6 +15,7 @@ pub fn internal_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(internal::claims::confirm))
         .routes(routes!(internal::claims::return_units))
         .routes(routes!(internal::campaigns::show))
+        .routes(routes!(internal::users::show))
         .layer(from_fn(answered_in_time))
         .routes(routes!(internal::claims::claim))
         .routes(routes!(internal::claim_batches::claim))

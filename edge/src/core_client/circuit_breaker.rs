@@ -53,7 +53,7 @@ pub enum CallKind {
     Claims,
     /// Views of live campaigns: Redis, and SQL when the rules have changed.
     Views,
-    /// Reads of claims: always SQL.
+    /// Reads of claims: mostly SQL.
     Lookups,
     /// Claims on and views of campaigns that core may have to read from SQL: not known here yet, or over.
     MayNeedSql,

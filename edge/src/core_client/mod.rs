@@ -192,7 +192,7 @@ enum Attempted {
 pub struct CoreRequest<'a> {
     /// What core needs in order to answer it.
     pub kind: CallKind,
-    /// Path on core, without a query.
+    /// Path on core, and a query if there is one.
     pub path: &'a str,
     /// The JSON of a `POST`; `None` makes it a `GET`.
     pub body: Option<&'a str>,

@@ -194,7 +194,7 @@ fn health_touches_nothing_and_what_is_not_there_is_not_found() {
             assert!(world.passed_on(&missing).is_empty(), "{path}");
         }
         for (method, path, allow) in [
-            ("GET", "/v1/campaigns/flow/claims", "POST"),
+            ("PUT", "/v1/campaigns/flow/claims", "GET, HEAD, POST"),
             ("DELETE", "/v1/campaigns/flow", "GET, HEAD"),
             ("PUT", "/v1/claims/a.b.c", "GET, HEAD"),
             ("PATCH", "/livez", "GET, HEAD"),

@@ -3,6 +3,7 @@
 mod claims;
 mod faults;
 mod headers;
+mod own_claims;
 mod rates;
 
 use std::future::Future;

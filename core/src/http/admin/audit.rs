@@ -7,7 +7,7 @@ use claimgate_shared::{CampaignId, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::paging::{Page, page_limit};
+use super::paging::{Page, page_size};
 use crate::http::error::{ApiResult, no_such_campaign};
 use crate::http::extract::{Viewer, json};
 use crate::http::state::AppState;
@@ -75,7 +75,7 @@ pub struct AuditQuery {
 pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Uri) -> ApiResult {
     let Query(query) = Query::<AuditQuery>::try_from_uri(&uri)
         .map_err(|error| Problem::invalid("query", error.body_text()))?;
-    let limit = page_limit(query.limit)?;
+    let limit = page_size(query.limit)?;
     let campaign = query.campaign_id.as_deref().map(str::parse::<CampaignId>).transpose();
     let campaign = campaign.map_err(|error| Problem::invalid("campaign_id", error))?;
     let after = query.after.as_deref().unwrap_or("0").parse::<u64>();

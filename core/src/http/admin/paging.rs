@@ -1,8 +1,12 @@
 //! Lists by pages.
 
+use std::fmt::Display;
+use std::str::FromStr;
+
 use axum::extract::Query;
 use axum::http::Uri;
 use claimgate_shared::Problem;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 const PAGE_DEFAULT: u32 = 100;
@@ -29,22 +33,38 @@ pub struct PageQuery {
 
 impl PageQuery {
     /// Reads the query of `uri`.
-    pub(super) fn parse(uri: &Uri) -> Result<Self, Problem> {
-        let Query(query) =
-            Query::<Self>::try_from_uri(uri).map_err(|error| Problem::invalid("query", error.body_text()))?;
-        Ok(query)
+    pub fn parse(uri: &Uri) -> Result<Self, Problem> {
+        parse_query(uri)
     }
 
     /// The page's size, checked.
     pub(super) fn limit(&self) -> Result<u32, Problem> {
-        page_limit(self.limit)
+        page_size(self.limit)
+    }
+
+    /// Where the page begins.
+    pub(super) fn after<T: Default + FromStr<Err: Display>>(&self) -> Result<T, Problem> {
+        page_begin(self.cursor.as_deref())
     }
 }
 
-/// A page's size, checked.
-pub(super) fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
-    match asked.unwrap_or(PAGE_DEFAULT) {
+/// Reads the query of `uri`.
+pub(super) fn parse_query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+    let Query(query) =
+        Query::<T>::try_from_uri(uri).map_err(|error| Problem::invalid("query", error.body_text()))?;
+    Ok(query)
+}
+
+/// A page's size, checked: `limit`, or 100 when left out.
+pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
+    match limit.unwrap_or(PAGE_DEFAULT) {
         limit @ 1..=PAGE_MAX => Ok(limit),
         _ => Err(Problem::invalid("limit", "must be from 1 to 1000")),
     }
+}
+
+/// Where a page begins: behind `cursor`, or with the first item.
+pub(super) fn page_begin<T: Default + FromStr<Err: Display>>(cursor: Option<&str>) -> Result<T, Problem> {
+    let after = cursor.map(str::parse).transpose().map_err(|why| Problem::invalid("cursor", why))?;
+    Ok(after.unwrap_or_default())
 }

@@ -3,3 +3,4 @@
 pub mod campaigns;
 pub mod claim_batches;
 pub mod claims;
+pub mod users;

@@ -1,9 +1,9 @@
 //! The script calls that decide on a campaign, or read it: what each sends, and what its reply means.
 
-use claimgate_shared::{ClaimId, Timestamp};
+use claimgate_shared::{ClaimId, Timestamp, UserId};
 use redis::{Script, ScriptInvocation, Value};
 
-use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply};
+use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply, UserReply};
 use super::{scripts, state};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
@@ -116,6 +116,32 @@ impl CampaignCall for Read<'_> {
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
         replies::read(reply)
+    }
+}
+
+/// Reads what a user has of the campaign.
+#[derive(Debug)]
+pub struct ReadUser<'a> {
+    /// The user's id.
+    pub user: &'a UserId,
+    /// The outbox entry behind which the search for the user's events goes on; `None` begins it.
+    pub after: Option<&'a str>,
+}
+
+impl CampaignCall for ReadUser<'_> {
+    type Reply = UserReply;
+    const NAME: &'static str = "redis:user";
+
+    fn script(&self) -> &'static Script {
+        &scripts::USER
+    }
+
+    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+        call.arg(self.user.as_str()).arg(self.after.unwrap_or("0"));
+    }
+
+    fn decode(&self, reply: Value) -> Result<Ready<UserReply>, Malformed> {
+        replies::user(reply)
     }
 }
 

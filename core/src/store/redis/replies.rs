@@ -6,7 +6,7 @@ use claimgate_shared::{Denial, Timestamp, Version};
 use redis::Value;
 
 use super::state;
-use crate::domain::claim_record::{ClaimRecord, be_int, optional_timestamp, timestamp};
+use crate::domain::claim_record::{ClaimRecord, UserRecord, be_int, optional_timestamp, timestamp};
 use crate::domain::counters::Epoch;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
@@ -316,6 +316,40 @@ pub fn read(reply: Value) -> Result<Ready<(Counters, Option<ClaimRecord>)>, Malf
         _ => None,
     };
     Ok(Ok((counters, record)))
+}
+
+/// What Redis tells of one user of a campaign.
+#[derive(Debug)]
+pub struct UserReply {
+    /// The version Redis decides by.
+    pub version: Version,
+    /// Units taken of the campaign.
+    pub taken: u64,
+    /// The calendar day in the campaign's time zone, in days since 1970.
+    pub today: u32,
+    /// The user's record.
+    pub record: UserRecord,
+    /// The user's events in the outbox entries that were searched, oldest first: each is a claim as it stood then.
+    pub events: Vec<ClaimRecord>,
+    /// The entry behind which the search goes on; `None` when it is over.
+    pub next: Option<String>,
+}
+
+/// Reads the reply of `user.lua`.
+///
+/// # Errors
+/// [`Malformed`] when the script of this version gives no such reply.
+pub fn user(reply: Value) -> Result<Ready<UserReply>, Malformed> {
+    let mut parts = Parts::of(reply)?;
+    if let Err(why) = parts.expect("found")? {
+        return Ok(Err(why));
+    }
+    let (version, taken, today) = (parts.version()?, parts.number()?, parts.number()?);
+    let malformed = || Malformed("a user's record".to_owned());
+    let record = UserRecord::read(&parts.bytes()?).ok_or_else(malformed)?;
+    let events = ClaimRecord::read_all(&parts.bytes()?).ok_or_else(malformed)?;
+    let next = Some(parts.text()?).filter(|entry| !entry.is_empty());
+    Ok(Ok(UserReply { version, taken, today, record, events, next }))
 }
 
 /// That nothing is left of a campaign.

@@ -53,6 +53,9 @@ script! {
 /// Reads a claim and the campaign's counters.
 pub static READ: LazyLock<Script> =
     LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/read.lua")));
+/// Reads what a user has of a campaign.
+pub static USER: LazyLock<Script> =
+    LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/user.lua")));
 /// Tells whether nothing is left.
 pub static SOLD_OUT: LazyLock<Script> =
     LazyLock::new(|| with_flags(READS, include_str!("../../../../lua/sold_out.lua")));

@@ -30,6 +30,7 @@ mod serving;
 pub mod statements;
 mod transition;
 mod unreadable;
+mod user_claims;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,11 +46,12 @@ use self::unreadable::Unreadable;
 pub use additions::Added;
 pub use audit::AuditEntry;
 pub use campaigns::{CampaignPage, Change, Changed};
-pub use claims::{ClaimCursor, ClaimPage, ClaimRow, LoadCursor, Totals};
+pub use claims::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use outbox_writer::{Batch, History, OutboxWriteError};
 pub use replication::By;
 pub use serving::ServedBy;
 pub use transition::Transitioned;
+pub use user_claims::{UserClaimCursor, place};
 
 /// Connections kept; the admin calls, look-ups and loads share them. The relay has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;

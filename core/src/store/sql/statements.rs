@@ -104,6 +104,19 @@ statements! {
         FROM claims WHERE campaign_id = $1 AND (sequence, user_id, digest) > ($2, $3, $4) \
         ORDER BY sequence, user_id, digest LIMIT $5";
 
+    /// A page of one user's claims, in the order of [`PAGE`]. The sum keeps PostgreSQL from the index by sequence, in which it
+    /// would look through the claims of all users.
+    PAGE_OF_USER = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
+        FROM claims WHERE campaign_id = $1 AND user_id = $6 AND (sequence + 0, user_id, digest) > ($2, $3, $4) \
+        ORDER BY sequence + 0, user_id, digest LIMIT $5";
+
+    /// A page of one user's claims, newest first. Of a revoked claim and the one that got its sequence again the latter comes
+    /// first.
+    NEWEST_OF_USER = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
+        FROM (SELECT *, sequence * 2 + CASE WHEN status = 'revoked' THEN 0 ELSE 1 END AS place \
+        FROM claims WHERE campaign_id = $1 AND user_id = $2) AS own \
+        WHERE (place, digest) < ($3, $4) ORDER BY place DESC, digest DESC LIMIT $5";
+
     /// A page of a campaign's claims but the revoked, user by user. A claim is one text, space-separated: the driver takes
     /// most of a load's time, and takes it for each column.
     BY_USER = "SELECT user_id || ' ' || digest || ' ' || quantity || ' ' || status || ' ' || revision || ' ' || sequence \

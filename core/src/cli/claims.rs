@@ -1,0 +1,38 @@
+//! `claimgate claims`: a campaign's claims, as SQL has them.
+
+use claimgate_shared::{CampaignId, ClaimStatus, UserId};
+use clap::Args;
+use serde_json::json;
+
+use super::call_args::CallArgs;
+use super::client::{CallError, Core};
+use super::printer::show;
+use super::table;
+
+/// `claimgate claims`
+#[derive(Debug, Args)]
+#[command(after_help = "A claim that was granted a moment ago is listed once it is in SQL.")]
+pub struct ClaimsArgs {
+    /// The campaign's id
+    campaign: CampaignId,
+    /// Only the claims of this user
+    #[arg(long, value_name = "ID")]
+    user: Option<UserId>,
+    /// Only claims of this status: granted, held, returned, expired or revoked
+    #[arg(long)]
+    status: Option<ClaimStatus>,
+    #[command(flatten)]
+    call: CallArgs,
+}
+
+impl ClaimsArgs {
+    /// Runs the command.
+    pub async fn run(self) -> Result<(), CallError> {
+        let user = self.user.map(|user| format!("&user_id={user}")).unwrap_or_default();
+        let status = self.status.map(|status| format!("&status={}", status.as_str())).unwrap_or_default();
+        let path = format!("/admin/v1/campaigns/{}/claims?limit=1000{user}{status}", self.campaign);
+        let claims = Core::new(&self.call)?.list(&path).await?;
+        show(self.call.json, &json!(claims), || table::claims(&claims))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! The caller's own claims of a campaign, and what is left to the caller.
+
+use reqwest::RequestBuilder;
+use serde_json::json;
+use support::edge::World;
+
+use super::{open_world, run, strict_world};
+
+fn own_claims(world: &World, campaign: &str, user: &str) -> RequestBuilder {
+    own_page(world, campaign, user, "")
+}
+
+fn own_page(world: &World, campaign: &str, user: &str, query: &str) -> RequestBuilder {
+    let request = world.request("GET", &format!("/v1/campaigns/{campaign}/claims{query}"));
+    request.bearer_auth(world.token(user))
+}
+
+#[test]
+fn callers_see_their_own_claims_and_what_is_left_to_them() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("own", json!({"total": 9, "per_user": 3, "per_claim": 1})).await;
+        let first = world.claim("own", "alice", "k1").await.expect(201).json();
+        let second = world.claim("own", "alice", "k2").await.expect(201).json();
+        let _ = world.claim("own", "bob", "k1").await.expect(201);
+        let reply = world.send(own_claims(world, "own", "alice")).await.expect(200);
+        assert_eq!(reply.header("cache-control"), "no-store");
+        let expected = json!({
+            "items": [second["claim"], first["claim"]],
+            "next_cursor": null,
+            "allowance": {"per_claim": 1, "per_user_per_day": null, "resets_at": null, "per_user": 1, "total": 6},
+        });
+        assert_eq!(reply.json(), expected);
+        let page = world.send(own_page(world, "own", "alice", "?limit=1")).await.expect(200).json();
+        assert_eq!(page["items"], json!([second["claim"]]));
+        let cursor = page["next_cursor"].as_str().expect("another page");
+        let next = own_page(world, "own", "alice", &format!("?limit=1&cursor={cursor}"));
+        assert_eq!(world.send(next).await.expect(200).json()["items"], json!([first["claim"]]));
+        let nothing = world.send(own_claims(world, "own", "carol")).await.expect(200).json();
+        assert_eq!((&nothing["items"], &nothing["allowance"]["per_user"]), (&json!([]), &json!(3)));
+        let head = world.request("HEAD", "/v1/campaigns/own/claims").bearer_auth(world.token("alice"));
+        let _ = world.send(head).await.expect(200);
+    });
+}
+
+#[test]
+fn without_a_token_a_campaign_or_a_sound_query_nothing_is_told() {
+    run(async {
+        let world = open_world().await;
+        world.core.create("own-bad", json!({})).await;
+        let path = "/v1/campaigns/own-bad/claims";
+        for request in [
+            world.request("GET", path),
+            world.request("GET", path).bearer_auth("forged"),
+            world.request("GET", "/v1/campaigns/own-none/claims"),
+        ] {
+            let refused = world.send(request).await.refused(401, "unauthenticated");
+            assert!(world.passed_on(&refused).is_empty());
+        }
+        for campaign in ["own-none", "a.b", "a%00b"] {
+            let _ = world.send(own_claims(world, campaign, "alice")).await.refused(404, "campaign_not_found");
+        }
+        for (query, field) in [
+            ("user_id=bob", "query"),
+            ("limit=0", "limit"),
+            ("limit=%31", "limit"),
+            ("cursor=x", "cursor"),
+            ("cursor=%2F", "cursor"),
+        ] {
+            let request = world.request("GET", &format!("{path}?{query}")).bearer_auth(world.token("alice"));
+            let refused = world.send(request).await.refused(400, "invalid_request");
+            assert_eq!(refused.json()["field"], field, "{query}");
+        }
+    });
+}
+
+#[test]
+fn looking_too_often_is_refused_and_leaves_claiming_alone() {
+    run(async {
+        let world = strict_world().await;
+        world.core.create("own-rates", json!({})).await;
+        let mut refused = None;
+        for count in 0..100 {
+            let address = format!("192.0.2.{count}");
+            let request = own_claims(&world, "own-rates", "curious").header("CF-Connecting-IP", address);
+            let reply = world.send(request).await;
+            if reply.status == 429 {
+                refused = Some((count, reply));
+                break;
+            }
+        }
+        // The limiter counts by its own clock's periods, so a run may straddle two of them.
+        let (count, reply) = refused.expect("100 look-ups and none too many");
+        assert!((20..=40).contains(&count), "{count}");
+        let _ = reply.refused(429, "rate_limited");
+        let claim = world.claim_request("own-rates", "curious").header("CF-Connecting-IP", "192.0.2.200");
+        let _ = world.send(claim).await.expect(201);
+    });
+}

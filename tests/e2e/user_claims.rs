@@ -1,0 +1,192 @@
+//! What one user has of a campaign: claims, newest first, and what is left.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_client::campaign;
+use support::core_process::API_TOKEN;
+use support::signing::{Signed, claim_id};
+use support::times::{ms, now_ms};
+use support::{Core, Reply};
+
+fn path(campaign: &str, user: &str) -> String {
+    format!("/internal/v1/campaigns/{campaign}/users/{user}")
+}
+
+async fn look(core: &Core, user: &str) -> Value {
+    core.get(&path("demo", user)).await.expect(200).json()
+}
+
+/// The keys' claim ids, as the contract derives them.
+fn ids(user: &str, keys: &[&str]) -> Vec<String> {
+    keys.iter().map(|key| claim_id("demo", user, key)).collect()
+}
+
+fn listed(page: &Value) -> Vec<String> {
+    let items = page["items"].as_array().expect("items");
+    items.iter().map(|item| item["id"].as_str().expect("an id").to_owned()).collect()
+}
+
+#[tokio::test]
+async fn claims_are_listed_newest_first_with_what_is_left() {
+    let core = Core::start().await;
+    let mut body =
+        campaign("demo", json!({"total": 100, "per_user": 7, "per_user_per_day": 5, "per_claim": 2}));
+    body["time_zone"] = json!("Asia/Shanghai");
+    core.create_with(body).await;
+    let nothing = look(&core, "alice").await;
+    assert_eq!((&nothing["items"], &nothing["next_cursor"]), (&json!([]), &json!(null)));
+    let first = core.claim_units("demo", "alice", "a", 2).await.expect(201).json();
+    core.claim("demo", "bob", "a").await.expect(201);
+    let second = core.claim("demo", "alice", "b").await.expect(201).json();
+    let page = look(&core, "alice").await;
+    assert_eq!(page["items"], json!([second["claim"], first["claim"]]), "as the claim's own answer told");
+    let allowance = &page["allowance"];
+    let resets_at = ms(allowance["resets_at"].as_str().unwrap());
+    assert_eq!(
+        *allowance,
+        json!({"per_claim": 2, "per_user_per_day": 2, "resets_at": allowance["resets_at"], "per_user": 4, "total": 96})
+    );
+    let until_reset = resets_at - now_ms();
+    assert!((0..=24 * 3_600_000).contains(&until_reset), "{until_reset}");
+    assert_eq!(resets_at % (24 * 3_600_000), 16 * 3_600_000, "midnight in Shanghai");
+    // What a refusal says of the user is what the look-up says.
+    let refused = core.claim_units("demo", "alice", "c", 2).await.expect(201);
+    drop(refused);
+    let refused = core.claim("demo", "alice", "d").await.refused(409, "user_daily_limit_reached").json();
+    let left = look(&core, "alice").await["allowance"].clone();
+    assert_eq!(
+        (&left["per_user_per_day"], &left["resets_at"]),
+        (&refused["remaining"], &refused["resets_at"])
+    );
+}
+
+#[tokio::test]
+async fn what_is_unlimited_is_null() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    core.claim("demo", "alice", "a").await.expect(201);
+    assert_eq!(
+        look(&core, "alice").await["allowance"],
+        json!({"per_claim": null, "per_user_per_day": null, "resets_at": null, "per_user": null, "total": null})
+    );
+}
+
+#[tokio::test]
+async fn a_claim_is_listed_as_it_stands_and_what_it_gave_back_is_left() {
+    let core = Core::start().await;
+    let mut body = campaign("demo", json!({"total": 10, "per_user": 3, "per_user_per_day": 3}));
+    body["hold_seconds"] = json!(3600);
+    core.create_with(body).await;
+    for key in ["a", "b", "c"] {
+        core.claim("demo", "alice", key).await.expect(201);
+    }
+    let [confirmed, returned] = ["a", "b"].map(|key| claim_id("demo", "alice", key));
+    for (id, verb) in [(&confirmed, "confirm"), (&returned, "return")] {
+        let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
+        core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+    }
+    let page = look(&core, "alice").await;
+    let statuses: Vec<_> = page["items"].as_array().unwrap().iter().map(|item| &item["status"]).collect();
+    assert_eq!(statuses, ["held", "returned", "granted"]);
+    let left = &page["allowance"];
+    assert_eq!(
+        (&left["per_user"], &left["per_user_per_day"], &left["total"]),
+        (&json!(1), &json!(1), &json!(8))
+    );
+    // Whatever the campaign's state has become.
+    for (verb, total) in [("pause", 8), ("end", 8)] {
+        core.set_admin_state("demo", verb).await.expect(200);
+        let page = look(&core, "alice").await;
+        assert_eq!(listed(&page), ids("alice", &["c", "b", "a"]), "{verb}");
+        assert_eq!(page["allowance"]["total"], total);
+    }
+}
+
+#[tokio::test]
+async fn a_limit_below_what_is_taken_leaves_nothing() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10, "per_user": 5})).await;
+    core.claim_units("demo", "alice", "a", 4).await.expect(201);
+    core.patch("demo", json!({"limits": {"total": 3, "per_user": 2, "per_claim": 6}})).await.expect(200);
+    let left = look(&core, "alice").await["allowance"].clone();
+    assert_eq!((&left["total"], &left["per_user"], &left["per_claim"]), (&json!(0), &json!(0), &json!(6)));
+}
+
+#[tokio::test]
+async fn a_user_of_many_claims_has_pages() {
+    let core = Core::start().await;
+    core.create("demo", json!({"per_user": 100})).await;
+    let keys: Vec<String> = (0..30).map(|at| format!("k{at}")).collect();
+    for key in &keys {
+        core.claim("demo", "alice", key).await.expect(201);
+        core.claim("demo", "bob", key).await.expect(201);
+    }
+    let newest_first: Vec<&str> = keys.iter().rev().map(String::as_str).collect();
+    let expected = ids("alice", &newest_first);
+    assert_eq!(listed(&look(&core, "alice").await), expected);
+    for limit in [1, 7, 8, 29, 30, 31] {
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = core.get(&format!("{}?limit={limit}{cursor}", path("demo", "alice"))).await;
+            let page = page.expect(200).json();
+            assert!(listed(&page).len() <= limit);
+            assert_eq!(page["allowance"]["per_user"], 70, "every page tells what is left");
+            seen.extend(listed(&page));
+            match page["next_cursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => break,
+            }
+        }
+        assert_eq!(seen, expected, "pages of {limit}");
+    }
+}
+
+#[tokio::test]
+async fn bad_queries_name_what_is_wrong() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    for (query, field) in [
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("cursor=x", "cursor"),
+        ("cursor=", "cursor"),
+        ("limit=x", "query"),
+        ("page=2", "query"),
+    ] {
+        let refused = core.get(&format!("{}?{query}", path("demo", "alice"))).await;
+        assert_eq!(refused.refused(400, "invalid_request").json()["field"], field, "{query}");
+    }
+    let refused = core.get(&path("demo", "a.b")).await.refused(400, "invalid_request");
+    assert_eq!(refused.json()["field"], "user_id");
+    core.get(&path("nowhere", "alice")).await.refused(404, "campaign_not_found");
+    core.get(&path("a%00b", "alice")).await.refused(404, "campaign_not_found");
+    core.get(&path("demo", "")).await.refused(404, "not_found");
+}
+
+#[tokio::test]
+async fn the_edge_may_look_for_its_own_user_alone() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    core.claim("demo", "alice", "a").await.expect(201);
+    let path = path("demo", "alice");
+    let as_alice = Signed::get(&core, &path, "alice");
+    assert_eq!(listed(&as_alice.send(&core).await.expect(200).json()), ids("alice", &["a"]));
+    let paged = Signed::get(&core, &format!("{path}?limit=1"), "alice");
+    paged.send(&core).await.expect(200);
+    let tampered = Signed { path: format!("{path}?limit=2"), ..paged.clone() };
+    tampered.send_signed(&core, &paged.signature()).await.refused(401, "unauthenticated");
+    for other in ["bob", ""] {
+        Signed::get(&core, &path, other).send(&core).await.refused(403, "forbidden");
+    }
+    as_alice.send_signed(&core, "AAAA").await.refused(401, "unauthenticated");
+    let call = async |token: &str| -> Reply {
+        core.client().call(Method::GET, &core.url(&path), token, &Value::Null).await
+    };
+    call("").await.refused(401, "unauthenticated");
+    call("wrong").await.refused(401, "unauthenticated");
+    call(&core.admin_token()).await.expect(200);
+    core.client()
+        .call(Method::POST, &core.url(&path), API_TOKEN, &Value::Null)
+        .await
+        .refused(405, "method_not_allowed");
+}
