@@ -42,4 +42,5 @@ mod tally;
 mod tls;
 mod torn;
 mod unreadable;
+mod user_claims;
 mod vanished;

@@ -52,8 +52,8 @@ async fn keeps_its_claims(row: Row, url: &str) {
     for _ in 0..2 {
         let sql = SqlStore::open(url).await.expect("brought up to date");
         for campaign in ["demo", "demo-2"] {
-            let (id, filter) = (campaign.parse().unwrap(), ClaimFilter::default());
-            let page = sql.claims(&id, &filter, &ClaimCursor::default(), 100).await.unwrap();
+            let (asked, filter) = (campaign.parse().unwrap(), ClaimFilter::default());
+            let page = sql.claims(&asked, &filter, &ClaimCursor::default(), 100).await.unwrap();
             let found = page.rows.iter().map(|row| {
                 (row.claim.id.to_string(), row.claim.status.as_str(), row.claim.sequence, row.revision)
             });
