@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::inspect::key;
+use support::only_on;
 use support::postgres::Postgres;
 use support::process::{Signal, signal_pid};
 use support::redis_server::Kind;
@@ -13,12 +14,13 @@ use support::sentinel::SentinelSet;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::times::from_now;
+use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually, heavy};
 
 use crate::fixture::Fixture;
 use crate::replicas::{has_members, waiting_for_one};
-use crate::tally::{Row, on_both};
+use crate::tally::Row;
 
 /// More outbox entries than one look takes, and more claims than a record holds.
 const CLAIMS: usize = 130;
@@ -206,7 +208,10 @@ async fn an_evicted_campaign_is_answered_from_sql_and_a_reopened_one_at_once_fro
 }
 
 /// What the primary alone knows is not told.
-async fn nothing_is_told_before_a_replica_has_it(kind: Kind) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_told_before_a_replica_has_it() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
     let row = Row::begin_on(kind, "a user's claims while no replica has them");
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
@@ -231,8 +236,4 @@ async fn nothing_is_told_before_a_replica_has_it(kind: Kind) {
     .await;
     assert_eq!(listed(&core, 100).await, granted_but(4, &[]));
     row.passed(4, "claims told once a replica had them");
-}
-
-on_both! {
-    nothing_is_told_before_a_replica_has_it,
 }

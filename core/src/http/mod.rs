@@ -9,6 +9,7 @@ mod internal;
 pub mod listeners;
 mod middleware;
 mod openapi;
+mod paging;
 mod routes;
 pub mod state;
 pub mod threads;

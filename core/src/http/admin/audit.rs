@@ -7,9 +7,9 @@ use claimgate_shared::{CampaignId, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::paging::{Page, page_size};
 use crate::http::error::{ApiResult, no_such_campaign};
 use crate::http::extract::{Viewer, json};
+use crate::http::paging::{Page, page_size};
 use crate::http::state::AppState;
 use crate::store::sql::AuditEntry;
 

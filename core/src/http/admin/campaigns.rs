@@ -7,7 +7,6 @@ use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, CampaignView};
 use serde::{Deserialize, Serialize};
 
-use super::paging::{Page, PageQuery};
 use crate::clock;
 use crate::credentials::Caller;
 use crate::domain::campaign::Campaign;
@@ -16,6 +15,7 @@ use crate::engine::{CampaignStatus, Created};
 use crate::http::error::ApiResult;
 use crate::http::extract::{Admin, Operator, PathCampaign, Viewer, WithBody, json};
 use crate::http::middleware::in_time;
+use crate::http::paging::{Page, PageQuery};
 use crate::http::state::AppState;
 use crate::store::sql::Change;
 

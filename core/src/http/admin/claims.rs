@@ -9,10 +9,10 @@ use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, ClaimStatus, Problem, Timestamp, UserId};
 use serde::{Deserialize, Serialize};
 
-use super::paging::{Page, page_begin, page_size, parse_query};
 use crate::domain::utc_offsets::day_text;
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, Viewer, json};
+use crate::http::paging::{Page, page_begin, page_size, parse_query};
 use crate::http::state::AppState;
 use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimRow, SqlError, SqlStore};
 

@@ -5,6 +5,5 @@ pub mod audit;
 pub mod campaigns;
 pub mod claims;
 pub mod imports;
-pub mod paging;
 pub mod reconciliation;
 pub mod replication;

@@ -7,9 +7,9 @@ use claimgate_shared::user_claims::UserClaims;
 use claimgate_shared::{CampaignId, UserId};
 
 use crate::engine::user_claims::UserPage;
-use crate::http::admin::paging::PageQuery;
 use crate::http::error::ApiResult;
 use crate::http::extract::{ApiCaller, PathCampaign, PathUser, json};
+use crate::http::paging::PageQuery;
 use crate::http::state::AppState;
 
 /// Lists a user's claims of a campaign, newest first, and tells what is left to the user.
