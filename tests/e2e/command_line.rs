@@ -505,7 +505,7 @@ async fn claims_are_listed_by_user_and_status() {
         items.map(|claim| claim["id"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(of(&["--user", "alice"]).await, [returned.clone(), claim_id("demo", "alice", "b")]);
-    assert_eq!(of(&["--user", "alice", "--status", "returned"]).await, [returned.clone()]);
+    assert_eq!(of(&["--user", "alice", "--status", "returned"]).await, std::slice::from_ref(&returned));
     assert_eq!(of(&["--status", "granted"]).await.len(), 2);
     assert!(of(&["--user", "stranger"]).await.is_empty());
     let text = ask(&core, &["claims", "demo"]).await.ended(0);
