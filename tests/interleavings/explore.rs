@@ -1,11 +1,12 @@
 //! The whole product of protocols, placements and fates, and what it came to, as a matrix.
 //!
-//! Played on both databases: every ordered pair of protocols, from each initial state where A has something to do, with A
-//! held up before each of its steps; where a lease is held at that moment, once as it is and once as run out. And each of
-//! A's steps crashed before and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite
-//! also, where both protocols decide what Redis holds of the campaign as a whole: both held up, each before every step
-//! that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies before every protocol, and two
-//! pre-emptions of every pair, on both databases.
+//! Played on SQLite, and on PostgreSQL where one of the two decides what Redis holds of the campaign as a whole: every
+//! ordered pair of protocols, from each initial state where A has something to do, with A held up before each of its
+//! steps; where a lease is held at that moment, once as it is and once as run out. And each of A's steps crashed before
+//! and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite also, where both
+//! protocols decide what Redis holds of the campaign as a whole: both held up, each before every step that may change
+//! something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies before every protocol, and two pre-emptions of every
+//! pair, all of it on both databases.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -74,8 +75,9 @@ fn pairs() -> Vec<Pair> {
     pairs
 }
 
-/// Each ordered pair, from each initial state where A has something to do; the loss of the outbox alone, which is Redis'
-/// affair, on SQLite, and with `INTERLEAVINGS_ALL` on both databases.
+/// Each ordered pair, from each initial state where A has something to do. With `INTERLEAVINGS_ALL` all of them on both
+/// databases; without it on SQLite alone what is Redis' affair: the loss of the outbox, and pairs of which neither decides what
+/// Redis holds of the campaign.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
@@ -91,7 +93,8 @@ fn all_pairs() -> Vec<Pair> {
         }
     }
     pairs.retain(|pair| {
-        everything() || (pair.initial, pair.database) != (InitialState::Unheard, Database::Postgres)
+        let of_redis = pair.initial == InitialState::Unheard || !(pair.a.rewrites() || pair.b.rewrites());
+        everything() || pair.database == Database::Sqlite || !of_redis
     });
     pairs
 }
