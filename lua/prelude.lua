@@ -164,15 +164,17 @@ local function claim_tools(work)
     if header > 0 then return find_moved(digest) end
   end
 
-  -- The last day that a user has claimed on, units taken on it and ever. Of two claims the later one's day is never before
-  -- the other's.
+  -- The last day that a user has claimed on, units taken on it and ever. Imported claims stand behind others of a later day.
   function tools.counters(record)
     if #record % CLAIM > 0 then return struct.unpack('>I3I5I5', record) end
     local last_day, on_it, ever = 0, 0, 0
     for at = QUANTITY_AT, #record, CLAIM do
       local quantity, status, day = struct.unpack('>I4I1xxxxxxxxxxxxxI3', record, at)
       if day > last_day then last_day, on_it = day, 0 end
-      if status == GRANTED or status == HELD then on_it, ever = on_it + quantity, ever + quantity end
+      if status == GRANTED or status == HELD then
+        ever = ever + quantity
+        if day == last_day then on_it = on_it + quantity end
+      end
     end
     return last_day, on_it, ever
   end

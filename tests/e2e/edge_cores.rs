@@ -98,14 +98,15 @@ fn a_core_that_stands_still_costs_no_claim() {
             assert!(matches!(reply.status, 200 | 201), "{} {}", reply.status, reply.text());
             assert!(took < ANSWER_MAX, "{took:?}");
         }
-        // Given up by now but for a probe from time to time, each of which waits for it.
+        // Given up by now but for a probe from time to time, each of which waits for it. Without that half of them would wait:
+        // how many do depends on how long all of it takes.
         let mut slow = 0;
         for n in 0..CLAIMS {
             let (reply, took) = claim(edge, &format!("after-{n}")).await;
             assert!(matches!(reply.status, 200 | 201), "{} {}", reply.status, reply.text());
             slow += usize::from(took > AT_ONCE);
         }
-        assert!(slow <= 4, "{slow} of {CLAIMS} claims waited for a core that stands still");
+        assert!(slow <= CLAIMS / 4, "{slow} of {CLAIMS} claims waited for a core that stands still");
         support::process::signal_pid(still.pid(), Signal::CONT);
     });
 }

@@ -83,6 +83,63 @@ on_both_databases! {
     killed_in_the_middle_it_is_completed_by_the_same_file, "an import killed";
     its_start_in_the_middle_opens_nothing, "a campaign whose start comes during an import";
     the_same_file_at_once_is_imported_once, "one file imported by many at once";
+    claims_of_earlier_days_count_on_their_own, "past days imported behind a later one";
+    an_end_of_it_leaves_no_hold, "an import given up while a claim is held";
+}
+
+async fn claims_of_earlier_days_count_on_their_own(row: Row, fixture: Fixture) {
+    let core = &fixture.core;
+    core.create("demo", json!({"per_user": 12, "per_user_per_day": 2})).await;
+    // Bob's are more than a record holds.
+    let (few, many) = ("ann", "bob");
+    for user in [few, many] {
+        core.claim("demo", user, "k1").await.expect(201);
+    }
+    core.set_admin_state("demo", "pause").await.expect(200);
+    let days = |user: &str, days: &[u8]| -> Vec<_> {
+        days.iter().map(|day| format!("{user},1,2020-01-0{day}T12:00:00Z\n")).collect()
+    };
+    let lines = [days(few, &[3, 2, 1]), days(many, &[8, 7, 6, 5, 4, 3, 2, 1])].concat().concat();
+    import(core, "demo", &format!("user_id,quantity,claimed_at\n{lines}")).await.expect(200);
+    ready(core, "demo", 13, 13).await;
+    core.set_admin_state("demo", "resume").await.expect(200);
+    for user in [few, many] {
+        // What is said to be left is what is left.
+        let left = async || {
+            let told =
+                core.get(&format!("/internal/v1/campaigns/demo/users/{user}")).await.expect(200).json();
+            told["allowance"]["per_user_per_day"].as_u64()
+        };
+        assert_eq!(left().await, Some(1), "{user}");
+        core.claim("demo", user, "k2").await.expect(201);
+        assert_eq!(left().await, Some(0), "{user}");
+        core.claim("demo", user, "k3").await.refused(409, "user_daily_limit_reached");
+    }
+    row.passed(8, "each on its own day");
+}
+
+async fn an_end_of_it_leaves_no_hold(row: Row, fixture: Fixture) {
+    let core = &fixture.core;
+    let mut body = campaign("demo", json!({"total": 9}));
+    body["hold_seconds"] = json!(2);
+    core.create_with(body).await;
+    core.claim("demo", "ann", "k").await.expect(201);
+    core.set_admin_state("demo", "pause").await.expect(200);
+    fixture.relayed("demo").await;
+    let broken_off = "import_digest = 'of a file', evicted_at = 1, evicted_taken = 1, evicted_sequence = 1, epoch = epoch + 1";
+    fixture.sql.change_campaign("demo", broken_off).await;
+    eventually(SOON, || async {
+        let view = view(core, "demo").await;
+        holds(view["import_unfinished"] == true, || view.to_string())
+    })
+    .await;
+    core.set_admin_state("demo", "end").await.expect(200);
+    eventually(2 * SOON, || async {
+        let statuses: Vec<_> = fixture.sql.claims("demo").await.into_iter().map(|row| row.status).collect();
+        holds(statuses == ["expired"], || format!("{statuses:?}"))
+    })
+    .await;
+    row.passed(1, "the held claim expired");
 }
 
 async fn claims_count_as_if_they_had_been_made(row: Row, fixture: Fixture) {
@@ -260,6 +317,8 @@ async fn killed_in_the_middle_it_is_completed_by_the_same_file(row: Row, mut fix
     let add = core.admin(Method::POST, "/admin/v1/campaigns/demo/add", &units);
     add.await.refused(409, "import_unfinished");
     core.claim("demo", "user-1", "k").await.refused(503, "campaign_not_ready");
+    let user = core.get("/internal/v1/campaigns/demo/users/user-1").await;
+    user.refused(503, "campaign_not_ready");
     let told = fixture.reconciliation("demo").await;
     assert_eq!(told["differences"][0]["name"], "not_ready", "{told}");
     import(core, "demo", "user_id,quantity\nann,1\n").await.refused(409, "import_unfinished");

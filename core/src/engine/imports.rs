@@ -12,6 +12,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use claimgate_shared::campaign::AdminState;
 use claimgate_shared::{CampaignId, CampaignState, Code, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -20,6 +21,7 @@ use tokio::task::spawn_blocking;
 use super::handle::CampaignHandle;
 use super::recovery::{LEASE, Recovery, RecoveryError};
 use super::{Engine, EngineError};
+use crate::clock;
 use crate::domain::campaign::{Campaign, Evicted};
 use crate::domain::counters::Epoch;
 use crate::domain::event::OutboxEntry;
@@ -96,19 +98,19 @@ impl Recovery {
         let campaign = self.sync.sql.campaign(&id).await?.ok_or(EngineError::CampaignNotFound)?;
         let (digest, import) = parsed(file, &campaign, change.at).await?;
         may_import(&campaign, &digest, change.at)?;
-        let (found, epoch) = match campaign.evicted {
-            Some(_) => (campaign.clone(), campaign.epoch),
+        let (found, epoch, last) = match campaign.evicted {
+            Some(_) => (campaign.clone(), campaign.epoch, campaign.high_water_mark.sequence),
             None => self.take_out(handle).await?,
         };
-        may_import(&found, &digest, change.at)?;
+        // Its start may have come while the file was read.
+        may_import(&found, &digest, clock::now())?;
         let totals = self.sync.sql.totals(&id).await?;
         let (claims, already) = self.held_against(import, &found).await?;
         let imported = claims.len() as u64;
         if imported == 0 && found.unfinished_import.is_none() {
             return Ok(Imported { imported, already });
         }
-        let evicted =
-            Evicted { taken: totals.taken, sequence: totals.sequence.max(found.high_water_mark.sequence) };
+        let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(last) };
         let begun = self.sync.sql.begin_import(&found, epoch.next(), evicted, &digest, change).await?;
         let begun = begun.ok_or(EngineError::LoadingElsewhere)?;
         self.registry.update(begun.clone());
@@ -125,8 +127,8 @@ impl Recovery {
     }
 
     /// Suspends a campaign in Redis and relays what is left to SQL. Returns the campaign as SQL has it then, and the highest
-    /// epoch that either side has known.
-    async fn take_out(&self, handle: &CampaignHandle) -> Result<(Campaign, Epoch), EngineError> {
+    /// epoch and the last sequence that either side has known.
+    async fn take_out(&self, handle: &CampaignHandle) -> Result<(Campaign, Epoch, u64), EngineError> {
         let Some((drawn, suspended)) = self.suspend(handle).await? else {
             return Err(EngineError::LoadingElsewhere);
         };
@@ -135,8 +137,13 @@ impl Recovery {
         // Under another token another core has loaded it since.
         let found = found.filter(|found| found.token == drawn.token && found.evicted.is_none());
         let found = found.ok_or(EngineError::LoadingElsewhere)?;
+        let mut known = found.high_water_mark.max(handle.high_water_mark());
+        // The counters of an older epoch say nothing about this one.
+        if suspended.epoch >= found.epoch {
+            known = known.max(suspended.high_water_mark);
+        }
         let epoch = suspended.epoch.max(found.epoch);
-        Ok((found, epoch))
+        Ok((found, epoch, known.sequence))
     }
 
     /// The claims of the file that SQL lacks, in its order, and how many it has already.
@@ -190,9 +197,9 @@ impl Recovery {
     /// Why an import is no more.
     async fn overtaken(&self, id: &CampaignId) -> Result<EngineError, EngineError> {
         let now = self.sync.sql.campaign(id).await?.ok_or(EngineError::CampaignNotFound)?;
-        let is_importing = now.unfinished_import.is_some();
+        let has_ended = now.admin_state == AdminState::Ended;
         self.registry.update(now);
-        Ok(if is_importing { EngineError::LoadingElsewhere } else { EngineError::CampaignEnded })
+        Ok(if has_ended { EngineError::CampaignEnded } else { EngineError::LoadingElsewhere })
     }
 }
 

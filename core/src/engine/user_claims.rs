@@ -8,7 +8,7 @@ use claimgate_shared::user_claims::UserClaims;
 use claimgate_shared::{CampaignId, Claim, ClaimId, ClaimStatus, UserId};
 
 use super::claims::standing;
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, evicted_answers};
 use crate::clock;
 use crate::domain::campaign::{Campaign, Evicted};
 use crate::domain::claim_record::{ClaimRecord, UserCounters};
@@ -44,7 +44,7 @@ impl Engine {
         if handle.campaign().evicted.is_some() {
             // Another core may have loaded it since this one last read it, and granted a claim.
             let campaign = self.campaign(id).await?;
-            if let Some(evicted) = campaign.evicted {
+            if let Some(evicted) = evicted_answers::evicted(&campaign)? {
                 return self.claims_of_evicted(&campaign, evicted, user, page).await;
             }
             self.registry.update(campaign);

@@ -183,3 +183,76 @@ impl Drop for Ending<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    fn one_primary() -> Required {
+        let set = ReplicaSet {
+            id: 1,
+            primary: "p:1".to_owned(),
+            members: BTreeSet::new(),
+            joining: BTreeSet::new(),
+            tag: "7".to_owned(),
+            version: 1,
+        };
+        let required = Required::default();
+        required.set(Replication { replicas_min: 0, sets: vec![set] });
+        required
+    }
+
+    /// A caller that joins a round after `after`; the round that it leads, if it does, ends with `end`.
+    async fn join(
+        barrier: &Barrier,
+        required: &Required,
+        after: u64,
+        end: Option<oneshot::Receiver<()>>,
+    ) -> u64 {
+        let mut after = after;
+        let round = async |_: &mut RoundConnection, _: &ReplicaSet| {
+            let _ = end.expect("a caller that leads no round").await;
+            Ok(())
+        };
+        let asked = ("p:1", Generation::new(1));
+        barrier.join_round(asked, required, &mut after, round).await.unwrap();
+        after
+    }
+
+    #[tokio::test]
+    async fn who_comes_while_a_round_is_under_way_has_the_next_one_and_all_have_the_same() {
+        let (barrier, required) = (Barrier::default(), one_primary());
+        let ((end_first, first), (end_second, second)) = (oneshot::channel(), oneshot::channel());
+        let mut leader = pin!(join(&barrier, &required, 0, Some(first)));
+        assert!(leader.as_mut().now_or_never().is_none());
+        // Its answer was there before the round began: that round will do. The other's was not.
+        let mut early = pin!(join(&barrier, &required, 0, None));
+        let mut late = pin!(join(&barrier, &required, barrier.begun(), Some(second)));
+        assert!(early.as_mut().now_or_never().is_none() && late.as_mut().now_or_never().is_none());
+        end_first.send(()).unwrap();
+        assert_eq!((leader.await, early.await), (1, 1));
+        assert!(late.as_mut().now_or_never().is_none(), "a round that began too early was enough");
+        end_second.send(()).unwrap();
+        assert_eq!(late.await, 2);
+    }
+
+    #[tokio::test]
+    async fn a_round_whose_leader_is_gone_is_followed_by_another() {
+        let (barrier, required) = (Barrier::default(), one_primary());
+        let ((_end_first, first), (end_second, second)) = (oneshot::channel(), oneshot::channel());
+        let mut leader = Box::pin(join(&barrier, &required, 0, Some(first)));
+        assert!(leader.as_mut().now_or_never().is_none());
+        let mut waits = pin!(join(&barrier, &required, barrier.begun(), Some(second)));
+        assert!(waits.as_mut().now_or_never().is_none());
+        drop(leader);
+        end_second.send(()).unwrap();
+        let waited = tokio::time::timeout(std::time::Duration::from_secs(5), waits).await;
+        assert_eq!(waited.expect("a round of its own"), 2);
+    }
+}

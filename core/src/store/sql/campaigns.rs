@@ -294,7 +294,8 @@ pub(super) async fn lock(
     select(transaction, id).await
 }
 
-/// Writes the rules of `after` in place of those of `before`, and who changed them. Returns the campaign as it is now.
+/// Writes the rules of `after` in place of those of `before`, and who changed them. Returns the campaign as it is now. An
+/// unfinished import that is given up by an end did not wait for holds, as an eviction does: the campaign is loaded again.
 pub(super) async fn write_rules(
     transaction: &mut Transaction,
     before: &Campaign,
@@ -305,7 +306,8 @@ pub(super) async fn write_rules(
     let row = sqlx::query(
         "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
          per_user_per_day = $6, per_claim = $7, hold_seconds = $8, admin_state = $9, version = $10, changed_at = $11, \
-         evicted_at = CASE WHEN $12 = 1 THEN evicted_at END, import_digest = NULL WHERE id = $13 RETURNING *",
+         evicted_at = CASE WHEN $12 = 1 AND import_digest IS NULL THEN evicted_at END, import_digest = NULL \
+         WHERE id = $13 RETURNING *",
     )
     .bind(after.name.to_string())
     .bind(after.window.starts_at().as_ms())
