@@ -85,6 +85,7 @@ on_both_databases! {
     the_same_file_at_once_is_imported_once, "one file imported by many at once";
     claims_of_earlier_days_count_on_their_own, "past days imported behind a later one";
     an_end_of_it_leaves_no_hold, "an import given up while a claim is held";
+    a_large_file, "a large file imported";
 }
 
 async fn claims_of_earlier_days_count_on_their_own(row: Row, fixture: Fixture) {
@@ -441,24 +442,8 @@ async fn an_evicted_campaign_takes_past_claims_too() {
     row.passed(3, "counted, and evicted again");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_file() {
-    let _turn = heavy().await;
-    large(Row::begin("a large file imported: SQLite"), Fixture::managed().await).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_large_file_postgres() {
-    let row = Row::begin("a large file imported: PostgreSQL");
-    let _turn = heavy().await;
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => large(row, fixture).await,
-        Err(why) => row.skip(&why),
-    }
-}
-
 /// `CLAIMS` claims, a tenth of a million without it: how long they take until they can be claimed beside.
-async fn large(row: Row, fixture: Fixture) {
+async fn a_large_file(row: Row, fixture: Fixture) {
     let given = std::env::var("CLAIMS").ok().and_then(|count| count.parse().ok());
     let count: usize = given.unwrap_or(100_000);
     let core = &fixture.core;

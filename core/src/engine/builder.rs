@@ -55,17 +55,17 @@ impl Engine {
     /// one: callers never keep it from SQL.
     #[must_use]
     pub fn for_callers(&self, sql_callers_max: usize) -> Self {
-        self.on(Arc::clone(&self.sync.redis), self.sync.sql.for_callers(sql_callers_max))
+        self.with_stores(Arc::clone(&self.sync.redis), self.sync.sql.for_callers(sql_callers_max))
     }
 
     /// The same engine for one thread, with a connection to Redis and queues of claims of its own: what the thread's tasks
     /// wait for then happens on the same thread.
     #[must_use]
     pub fn for_thread(&self) -> Self {
-        self.on(Arc::new(self.sync.redis.for_thread()), self.sync.sql.clone())
+        self.with_stores(Arc::new(self.sync.redis.for_thread()), self.sync.sql.clone())
     }
 
-    fn on(&self, redis: Arc<RedisStore>, sql: SqlStore) -> Self {
+    fn with_stores(&self, redis: Arc<RedisStore>, sql: SqlStore) -> Self {
         let sync = Arc::new(CampaignSync { redis, sql });
         Self {
             registry: Arc::clone(&self.registry),
