@@ -5,6 +5,9 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 .PHONY: help up up-workerd up-cluster test bare bench lab soak check setup clean
 
+# Tests wait more than they work: two at a time on each processor.
+export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
+
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 
 help: ## this list

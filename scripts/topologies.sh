@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The tests on the other topologies and servers, for `make test` and `make soak`, with a table of what ran at the end.
+# The tests on the other topologies and servers, and the edge's in wrangler's runtime (a row of its own, with core's own
+# Redis), for `make test` and `make soak`, with a table of what ran at the end.
 #
 #   scripts/topologies.sh tenth     what tests/tenth.txt names
 #   scripts/topologies.sh all       everything on everything; TOPOLOGIES="sentinel cluster" SERVERS="valkey" BINARIES="e2e" for less
@@ -26,6 +27,7 @@ run() { # TOPOLOGY SERVER BINARY [TEST ...]
     shift 3
     (
         cd tests
+        if [ "$topology" = wrangler ]; then export CLAIMGATE_TEST_EDGE=wrangler topology=own; fi
         export CLAIMGATE_TEST_TOPOLOGY=$topology CLAIMGATE_TEST_SERVER=$server OPERATIONS=${OPERATIONS_EACH:-20000}
         "${programs[$binary]}" --quiet ${1:+--exact} "$@"
     ) >"$log" 2>&1 || true
@@ -53,6 +55,7 @@ tenth() {
 
 everything() {
     local topology server binary
+    run wrangler redis e2e
     for topology in ${TOPOLOGIES:-own primary sentinel cluster}; do
         for server in ${SERVERS:-redis valkey}; do
             for binary in ${BINARIES:-e2e faults model}; do run "$topology" "$server" "$binary"; done

@@ -18,6 +18,7 @@ use tokio::sync::{OnceCell, RwLock};
 use crate::client::{Client, Reply, client};
 use crate::lossy_proxy::LossyProxy;
 use crate::process::{Signal, free_address};
+use crate::topology::asked;
 use crate::{Core, eventually, times};
 
 /// wrangler starts within seconds, but not when the whole machine is busy.
@@ -90,6 +91,13 @@ pub enum Runtime {
 }
 
 impl Runtime {
+    const NAMED: [(&'static str, Self); 2] = [("workerd", Self::Workerd), ("wrangler", Self::Wrangler)];
+
+    /// The one that `CLAIMGATE_TEST_EDGE` names; plain workerd without it.
+    pub fn asked() -> Self {
+        asked("CLAIMGATE_TEST_EDGE", &Self::NAMED)
+    }
+
     /// What wrangler.toml says of `environment`, in variables of the other runtime. There the peer's address counts
     /// unless a header is named; the tests speak for many addresses.
     fn variables(self, environment: &str) -> Vec<(&'static str, &'static str)> {

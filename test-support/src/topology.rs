@@ -45,8 +45,8 @@ impl Kind {
     }
 }
 
-/// What `variable` names; the first one when it is unset.
-fn asked<T: Copy>(variable: &str, named: &[(&str, T)]) -> T {
+/// What the environment's `variable` names; the first one when it is unset.
+pub(crate) fn asked<T: Copy>(variable: &str, named: &[(&str, T)]) -> T {
     let Ok(value) = std::env::var(variable) else { return named[0].1 };
     let found = named.iter().find(|(name, _)| *name == value);
     let known: Vec<_> = named.iter().map(|(name, _)| *name).collect();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::json;
-use support::edge::World;
+use support::edge::{Runtime, World};
 use support::postgres::Postgres;
 use support::process::{Signal, signal_pid};
 use support::raw::Raw;
@@ -15,7 +15,6 @@ use support::wait::holds;
 use support::{CoreOptions, Reply, eventually};
 use tokio::sync::{MutexGuard, OnceCell};
 
-use super::RUNTIME;
 use super::edge::run_alone;
 
 /// How long any browser may wait.
@@ -32,7 +31,8 @@ const FAILURES_MAX: u128 = 5;
 
 async fn world() -> MutexGuard<'static, World> {
     static WORLD: OnceCell<tokio::sync::Mutex<World>> = OnceCell::const_new();
-    let start = || async { tokio::sync::Mutex::new(World::start(RUNTIME, "edge-core", "test", &[]).await) };
+    let start =
+        || async { tokio::sync::Mutex::new(World::start(Runtime::asked(), "edge-core", "test", &[]).await) };
     let mut world = WORLD.get_or_init(start).await.lock().await;
     world.heal().await;
     world
@@ -112,7 +112,7 @@ fn honest(fault: &str, (seen, back_after): (&[Seen], Duration)) -> (usize, usize
     }
     let slowest = seen.iter().map(|seen| seen.took).max().unwrap_or_default();
     println!(
-        "{RUNTIME:?}, core {fault}: {granted} granted, {unknown} told 503, the slowest after {slowest:.1?}; \
+        "core {fault}: {granted} granted, {unknown} told 503, the slowest after {slowest:.1?}; \
          claims again after {back_after:.1?}"
     );
     assert!(back_after < BACK_MAX, "{fault}: claims flow again only after {back_after:?}");
@@ -318,7 +318,7 @@ fn claims_are_taken_while_sql_is_stalled() {
         };
         let url = postgres.database("claimgate").await;
         let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
-        let world = World::before(core, RUNTIME, "edge-stalled-sql", "test", &[]).await;
+        let world = World::before(core, Runtime::asked(), "edge-stalled-sql", "test", &[]).await;
         campaign(&world, "live").await;
         let won = world.first_try("live", "winner", "k").await.expect(201).json();
         let id = won["claim"]["id"].as_str().unwrap();

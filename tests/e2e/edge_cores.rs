@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use serde_json::json;
+use support::edge::Runtime;
 use support::pair::{Pair, PairEdge};
 use support::process::Signal;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, eventually};
 
-use super::RUNTIME;
 use super::edge::run_alone;
 
 /// How long any browser may wait.
@@ -29,7 +29,7 @@ fn with_two_cores(name: &str, test: impl AsyncFnOnce(Pair, &PairEdge)) {
                 return;
             }
         };
-        let edge = pair.edge(RUNTIME, name).await;
+        let edge = pair.edge(Runtime::asked(), name).await;
         pair.cores[0].create("shared", json!({"total": 10_000})).await;
         let _ = claim(&edge, "before").await.0.expect(201);
         test(pair, &edge).await;

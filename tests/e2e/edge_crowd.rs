@@ -9,7 +9,6 @@ use support::core_client::campaign;
 use support::edge::World;
 use support::{Reply, SOON, eventually};
 
-use super::RUNTIME;
 use super::edge::{open_world, run_alone};
 
 const CROWD: usize = 10_000;
@@ -53,7 +52,7 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         let claims = passed_on(world, "POST /internal/v1/claims ") - claims;
         let views = passed_on(world, "GET /internal/v1/campaigns/first-tries ") - views;
         println!(
-            "{RUNTIME:?}: {CROWD} first tries in {took:.1?}: {claims} of them reached core ({} per mille), and {views} \
+            "{CROWD} first tries in {took:.1?}: {claims} of them reached core ({} per mille), and {views} \
              snapshots were asked for",
             claims * 1000 / CROWD
         );
@@ -95,7 +94,7 @@ fn of_ten_thousand_views_core_sees_a_few_snapshots() {
             *statuses.entry(reply.status).or_default() += 1;
         }
         let (took, asked) = (began.elapsed(), passed_on(world, line) - before);
-        println!("{RUNTIME:?}: {CROWD} views in {took:.1?}: core was asked {asked} times");
+        println!("{CROWD} views in {took:.1?}: core was asked {asked} times");
         assert_eq!(statuses, BTreeMap::from([(200, CROWD / 2), (304, CROWD / 2)]));
         let most = 2 + took.as_millis() / APART_MS_MIN;
         assert!(u128::try_from(asked).unwrap() <= most, "{asked} snapshots in {took:?}");

@@ -4,14 +4,13 @@
 use serde_json::{Value, json};
 use support::Reply;
 use support::browser::{self, Browser, PHONE};
-use support::edge::World;
+use support::edge::{Runtime, World};
 use support::stand_in::{Canned, StandIn};
 use support::times::from_now;
 use support::wait::holds;
 use support::{SOON, eventually};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-use super::RUNTIME;
 use super::edge::run;
 
 /// An edge of today before a core from the future.
@@ -25,7 +24,7 @@ async fn future() -> MutexGuard<'static, Future> {
     static FUTURE: OnceCell<Mutex<Future>> = OnceCell::const_new();
     let start = || async {
         // The page's visitors need tokens.
-        let world = World::start(RUNTIME, "edge-future", "test", &[("DEMO", "1")]).await;
+        let world = World::start(Runtime::asked(), "edge-future", "test", &[("DEMO", "1")]).await;
         let core = StandIn::start();
         world.proxy.lead_to(core.listen);
         Mutex::new(Future { world, core })

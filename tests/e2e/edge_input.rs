@@ -12,7 +12,6 @@ use support::wait::holds;
 use support::watched::Watched;
 use support::{Reply, SOON, SqlClaim, eventually};
 
-use super::RUNTIME;
 use super::edge::{open_world, run};
 
 /// All that a campaign's counters are.
@@ -193,7 +192,7 @@ fn a_body_that_is_none_is_refused() {
         let typed = |kind: &str, body: &str| claim().header("Content-Type", kind).body(body.to_owned());
         let json = "application/json";
         // wrangler's proxy says 500 now and then while it still takes in a body that the Worker has answered already.
-        let huge = if matches!(RUNTIME, Runtime::Wrangler) { 1 << 16 } else { 1 << 20 };
+        let huge = if Runtime::asked() == Runtime::Wrangler { 1 << 16 } else { 1 << 20 };
         for (what, request, code, problem) in [
             ("no body", claim(), 415, "unsupported_media_type"),
             ("empty", typed(json, ""), 400, "invalid_request"),
@@ -362,7 +361,7 @@ fn http_by_hand_is_refused_or_cut_and_others_are_served() {
 fn what_the_edge_refuses_never_reaches_redis() {
     run(async {
         let (core, watched) = Watched::start().await;
-        let world = World::before(core, RUNTIME, "edge-watched", "test", &[]).await;
+        let world = World::before(core, Runtime::asked(), "edge-watched", "test", &[]).await;
         let writes = watched.writes().await;
         let claim = || world.request("POST", "/v1/campaigns/demo/claims");
         let mut refused = 0;

@@ -11,13 +11,12 @@ use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use support::edge::{Edge, World, payload};
+use support::edge::{Edge, Runtime, World, payload};
 use support::process::{Signal, signal_pid};
 use support::times::now_ms;
 use support::wait::holds;
 use support::{SOON, eventually};
 
-use super::RUNTIME;
 use super::edge::run;
 
 // ------------------------------------------------------------------------------------------------- users' public keys
@@ -126,7 +125,7 @@ fn unsigned(algorithm: &str, payload: &Value) -> String {
 async fn users_come_in_by(issuer: Issuer, other: Issuer) {
     let (algorithm, key) = (issuer.algorithm(), issuer.public_key());
     let variables = [("USER_JWT_ALG", algorithm), ("USER_JWT_KEY", key.as_str())];
-    let world = World::start(RUNTIME, &format!("edge-{algorithm}"), "test", &variables).await;
+    let world = World::start(Runtime::asked(), &format!("edge-{algorithm}"), "test", &variables).await;
     world.core.create("signed", json!({"total": 5})).await;
     let claim = |token: String| {
         let request = world.request("POST", "/v1/campaigns/signed/claims");
@@ -176,14 +175,14 @@ async fn give_keys(world: &World, keys: &str, kids: &str) {
 #[test]
 fn the_edges_key_is_changed_under_load_and_no_claim_is_refused() {
     run(async {
-        let world = World::start(RUNTIME, "edge-rotation", "test", &[]).await;
+        let world = World::start(Runtime::asked(), "edge-rotation", "test", &[]).await;
         world.core.create("rotation", json!({"total": 1_000_000})).await;
         let old_key = world.core.data_file("edge.key");
         let core_url = format!("http://{}", world.proxy.listen);
         let user_jwt_key = world.core.data_file("user-jwt.key");
         let variables =
             [("CORE_URL", core_url.as_str()), ("EDGE_KEY", NEW_KEY), ("USER_JWT_KEY", user_jwt_key.as_str())];
-        let new_edge = Edge::start(RUNTIME, "edge-rotation-new", "test", &variables).await;
+        let new_edge = Edge::start(Runtime::asked(), "edge-rotation-new", "test", &variables).await;
         let (is_new, is_over, claims) = (AtomicBool::new(false), AtomicBool::new(false), AtomicUsize::new(0));
         let claims_on = || async {
             while !is_over.load(Ordering::SeqCst) {
@@ -212,7 +211,7 @@ fn the_edges_key_is_changed_under_load_and_no_claim_is_refused() {
             is_over.store(true, Ordering::SeqCst);
         };
         tokio::join!(join_all((0..4).map(|_| claims_on())), rotation);
-        println!("{RUNTIME:?}: {} claims while the key was changed, none refused", claims.into_inner());
+        println!("{} claims while the key was changed, none refused", claims.into_inner());
         // The old key is worth nothing any more, and that is not the user's fault.
         let _ = world.claim("rotation", "late", "k").await.refused(503, "unavailable");
     });
@@ -221,7 +220,7 @@ fn the_edges_key_is_changed_under_load_and_no_claim_is_refused() {
 #[test]
 fn keys_that_are_wrong_change_nothing() {
     run(async {
-        let world = World::start(RUNTIME, "edge-wrong-keys", "test", &[]).await;
+        let world = World::start(Runtime::asked(), "edge-wrong-keys", "test", &[]).await;
         world.core.create("wrong-keys", json!({"total": 5})).await;
         fs::write(world.core.data_dir().join("edge.key"), "k1:short").unwrap();
         signal_pid(world.core.pid(), Signal::HUP);

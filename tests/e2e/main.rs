@@ -18,10 +18,18 @@ mod crash;
 mod data_dir;
 mod days;
 mod doctor;
+mod edge;
+mod edge_core;
+mod edge_cores;
+mod edge_crowd;
+mod edge_future;
+mod edge_input;
+mod edge_keys;
 mod fairness;
 mod fast_path;
 mod figures;
 mod imports;
+mod page;
 mod problems;
 mod roles;
 mod runtimes;
@@ -31,32 +39,3 @@ mod topologies;
 mod up_cluster;
 mod user_claims;
 mod watching;
-
-// The edge's tests, against both of its runtimes.
-#[path = "."]
-mod wrangler {
-    const RUNTIME: support::edge::Runtime = support::edge::Runtime::Wrangler;
-
-    mod edge;
-    mod edge_core;
-    mod edge_cores;
-    mod edge_crowd;
-    mod edge_future;
-    mod edge_input;
-    mod edge_keys;
-    mod page;
-}
-#[path = "."]
-#[allow(clippy::duplicate_mod)]
-mod workerd {
-    const RUNTIME: support::edge::Runtime = support::edge::Runtime::Workerd;
-
-    mod edge;
-    mod edge_core;
-    mod edge_cores;
-    mod edge_crowd;
-    mod edge_future;
-    mod edge_input;
-    mod edge_keys;
-    mod page;
-}

@@ -1,12 +1,11 @@
 //! The whole product of protocols, placements and fates, and what it came to, as a matrix.
 //!
-//! Played on SQLite, and on PostgreSQL where one of the two decides what Redis holds of the campaign as a whole: every
-//! ordered pair of protocols, from each initial state where A has something to do, with A held up before each of its
-//! steps; where a lease is held at that moment, once as it is and once as run out. And each of A's steps crashed before
-//! and its reply lost, followed by the same protocol again and by the recovery's look. On SQLite also, where both
-//! protocols decide what Redis holds of the campaign as a whole: both held up, each before every step that may change
-//! something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies before every protocol, and two pre-emptions of every
-//! pair, all of it on both databases.
+//! Played on SQLite, and on PostgreSQL where both decide what Redis holds of the campaign as a whole: every ordered pair of
+//! protocols, from each initial state where A has something to do, with A held up before each of its steps; where a lease
+//! is held at that moment, once as it is and once as run out. And each of A's steps crashed before and its reply lost,
+//! followed by the same protocol again and by the recovery's look. On SQLite also, where both decide what Redis holds:
+//! both held up, each before every step that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies
+//! before every protocol, and two pre-emptions of every pair, all of it on both databases.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -76,8 +75,8 @@ fn pairs() -> Vec<Pair> {
 }
 
 /// Each ordered pair, from each initial state where A has something to do. With `INTERLEAVINGS_ALL` all of them on both
-/// databases; without it on SQLite alone what is Redis' affair: the loss of the outbox, and pairs of which neither decides what
-/// Redis holds of the campaign.
+/// databases; without it on PostgreSQL only where both decide what Redis holds of the campaign, but where only the outbox is
+/// lost.
 fn all_pairs() -> Vec<Pair> {
     let mut pairs = Vec::new();
     for database in [Database::Sqlite, Database::Postgres] {
@@ -92,10 +91,7 @@ fn all_pairs() -> Vec<Pair> {
             }
         }
     }
-    pairs.retain(|pair| {
-        let of_redis = pair.initial == InitialState::Unheard || !(pair.a.rewrites() || pair.b.rewrites());
-        everything() || pair.database == Database::Sqlite || !of_redis
-    });
+    pairs.retain(|pair| everything() || pair.database == Database::Sqlite || both_rewrite(*pair));
     pairs
 }
 
@@ -219,9 +215,12 @@ fn everything() -> bool {
 /// Whether two pre-emptions are played: where both decide what Redis holds of the campaign, on SQLite, but where only the
 /// outbox is lost; with `INTERLEAVINGS_ALL`, of every pair, on both databases.
 fn with_two(pair: Pair) -> bool {
-    let both = pair.a.rewrites() && pair.b.rewrites() && pair.database == Database::Sqlite;
-    let both = both && pair.initial != InitialState::Unheard;
-    both || everything()
+    (both_rewrite(pair) && pair.database == Database::Sqlite) || everything()
+}
+
+/// Whether both decide what Redis holds of the campaign as a whole, and more than its outbox may be lost.
+fn both_rewrite(pair: Pair) -> bool {
+    pair.a.rewrites() && pair.b.rewrites() && pair.initial != InitialState::Unheard
 }
 
 /// Whether B is what comes after a crash or a lost reply: the same, asked again, or what any core does by itself; with

@@ -30,8 +30,10 @@ pub struct Node {
     pub engine: Arc<Engine>,
     relay: OutboxRelay,
     refresher: Mutex<Refresher>,
-    internal: Router,
-    admin: Router,
+    state: AppState,
+    /// Made when they are first called, since most schedules call one of them.
+    internal: OnceLock<Router>,
+    admin: OnceLock<Router>,
 }
 
 /// What a caller was told.
@@ -68,20 +70,19 @@ impl Node {
         let authenticator = Authenticator::new(Credentials { tokens, edge_keys: Vec::new() });
         let state = AppState::new(&engine, authenticator, metrics.clone(), 1000);
         state.set_serving(true);
-        let (internal, admin) = (internal_router(state.clone()), admin_router(state));
         let relay = OutboxRelay::new(&engine, core_id.to_owned());
         let refresher = Mutex::new(Refresher::new(Arc::clone(&engine), metrics));
-        Self { engine, relay, refresher, internal, admin }
+        Self { engine, relay, refresher, state, internal: OnceLock::new(), admin: OnceLock::new() }
     }
 
     /// A call to the admin's listener.
     pub async fn admin(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
-        call(&self.admin, method, path, body).await
+        call(self.admin.get_or_init(|| admin_router(self.state.clone())), method, path, body).await
     }
 
     /// A call to the other one.
     pub async fn internal(&self, method: Method, path: &str, body: Option<Value>) -> Reply {
-        call(&self.internal, method, path, body).await
+        call(self.internal.get_or_init(|| internal_router(self.state.clone())), method, path, body).await
     }
 
     /// What core does every second: reads the campaigns from SQL.

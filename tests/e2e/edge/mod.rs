@@ -8,17 +8,15 @@ mod rates;
 
 use std::future::Future;
 
-use support::edge::{EXECUTOR, TURN, World};
+use support::edge::{EXECUTOR, Runtime, TURN, World};
 use support::wait::holds;
 use support::{Reply, SOON, eventually, heavy};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-use super::RUNTIME;
-
 /// As the tests' environment has it: no limits on the rate.
 pub async fn open_world() -> &'static World {
     static WORLD: OnceCell<World> = OnceCell::const_new();
-    WORLD.get_or_init(|| async { World::start(RUNTIME, "edge-open", "test", &[]).await }).await
+    WORLD.get_or_init(|| async { World::start(Runtime::asked(), "edge-open", "test", &[]).await }).await
 }
 
 /// As production has it: limits on the rate, here with one other origin let in. One test at a time, so that it may
@@ -27,7 +25,7 @@ pub async fn strict_world() -> MutexGuard<'static, World> {
     static WORLD: OnceCell<Mutex<World>> = OnceCell::const_new();
     let start = || async {
         let variables = [("CORS_ORIGINS", "https://shop.example")];
-        Mutex::new(World::start(RUNTIME, "edge-strict", "production", &variables).await)
+        Mutex::new(World::start(Runtime::asked(), "edge-strict", "production", &variables).await)
     };
     let mut world = WORLD.get_or_init(start).await.lock().await;
     world.heal().await;

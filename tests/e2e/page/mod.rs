@@ -9,10 +9,9 @@ use std::future::Future;
 
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
-use support::edge::World;
+use support::edge::{Runtime, World};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
-use super::RUNTIME;
 use super::edge::run;
 
 pub const PHASE: &str = "document.body.dataset.phase";
@@ -36,7 +35,7 @@ pub const SAYS: &str = "const real = fetch, query = new URLSearchParams(location
 /// As `make up` has it: with the demo's tokens. One test at a time, so that it may break things.
 pub async fn page_world() -> MutexGuard<'static, World> {
     static WORLD: OnceCell<Mutex<World>> = OnceCell::const_new();
-    let start = || async { Mutex::new(World::start(RUNTIME, "page", "local", &[]).await) };
+    let start = || async { Mutex::new(World::start(Runtime::asked(), "page", "local", &[]).await) };
     let mut world = WORLD.get_or_init(start).await.lock().await;
     world.heal().await;
     world
