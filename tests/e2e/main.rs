@@ -37,6 +37,7 @@ mod watching;
 mod wrangler {
     const RUNTIME: support::edge::Runtime = support::edge::Runtime::Wrangler;
 
+    mod client;
     mod edge;
     mod edge_core;
     mod edge_cores;
@@ -51,6 +52,7 @@ mod wrangler {
 mod workerd {
     const RUNTIME: support::edge::Runtime = support::edge::Runtime::Workerd;
 
+    mod client;
     mod edge;
     mod edge_core;
     mod edge_cores;
