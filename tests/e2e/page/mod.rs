@@ -4,6 +4,7 @@ mod access;
 mod claim;
 mod network;
 mod own_claims;
+mod states;
 mod words;
 
 use std::future::Future;
