@@ -171,7 +171,7 @@ export interface ClaimgateClientOptions {
 	token?: Token | ((refused: boolean) => Token | Promise<Token>);
 	/** Default: `localStorage` in a page, else memory. */
 	storage?: KeyStorage;
-	/** How long `claim` asks in all, in milliseconds. Default: 20000. */
+	/** How long `claim` asks in all, in milliseconds; a try with a renewed token may end later. Default: 20000. */
 	deadlineMs?: number;
 	/** How long one try may take, in milliseconds. Default: 6000. */
 	tryMs?: number;

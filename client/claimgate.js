@@ -54,7 +54,7 @@ export class ClaimgateClient {
 	}
 
 	async isPending(campaignId) {
-		const kept = this.#read(nameOf(campaignId, await this.#token(false)));
+		const kept = this.#read(await this.#nameOf(campaignId));
 		return kept !== null && !kept.denied;
 	}
 
@@ -62,7 +62,7 @@ export class ClaimgateClient {
 		signal?.throwIfAborted();
 		const giveUpAt = performance.now() + this.#deadlineMs;
 		const path = `${pathOf(campaignId)}/claims`;
-		const kept = idempotencyKey ? { key: idempotencyKey } : this.#keep(nameOf(campaignId, await this.#token(false)), quantity);
+		const kept = idempotencyKey ? { key: idempotencyKey } : this.#keep(await this.#nameOf(campaignId), quantity);
 		let unknown = kept.isOld;
 		for (let tries = 1; ; tries++) {
 			const isFirst = tries === 1 && kept.isNew;
@@ -103,9 +103,13 @@ export class ClaimgateClient {
 		const stays = unknown && error.code !== "idempotency_key_reused";
 		if (error) error.outcomeUnknown = Boolean(unknown && !denied);
 		if (!name || this.#read(name)?.key !== key) return error; // the caller's own key, or another tab was quicker
-		if (stays) this.#write(name, { key, quantity, denied });
-		else this.#storage.removeItem(name);
+		this.#write(name, stays ? { key, quantity, denied } : null);
 		return error;
+	}
+
+	async #nameOf(campaignId) {
+		const at = this.#baseUrl && `@${this.#baseUrl}`;
+		return `claimgate:${campaignId}:${userOf(await this.#token(false))}${at}`;
 	}
 
 	#read(name) {
@@ -119,11 +123,12 @@ export class ClaimgateClient {
 
 	// Storage may refuse (none left, a private window): then this client remembers.
 	#write(name, kept) {
+		const write = () => kept ? this.#storage.setItem(name, JSON.stringify(kept)) : this.#storage.removeItem(name);
 		try {
-			this.#storage.setItem(name, JSON.stringify(kept));
+			write();
 		} catch {
 			this.#storage = memoryStorage();
-			this.#storage.setItem(name, JSON.stringify(kept));
+			write();
 		}
 	}
 
@@ -165,7 +170,6 @@ export class ClaimgateClient {
 const etags = new WeakMap();
 const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
 const pathOf = (campaignId) => `/v1/campaigns/${encodeURIComponent(campaignId)}`;
-const nameOf = (campaignId, token) => `claimgate:${campaignId}:${userOf(token)}`;
 const isUnknown = ({ status, code }) => (status < 400 || status >= 500 || status === 408) && !NOTHING_DONE.test(code);
 
 function usualStorage() {

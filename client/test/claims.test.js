@@ -25,6 +25,9 @@ function clientOf(user, options = {}) {
 	return new ClaimgateClient({ baseUrl: `${front.url}/`, token: tokens[user], ...options });
 }
 
+/** Where the key of a user's claim is kept. */
+const nameOf = (campaign, user) => `claimgate:${campaign}:${user}@${front.url}`;
+
 const refused = async (promise) => {
 	const error = await promise.then(() => assert.fail("not refused"), (reason) => reason);
 	assert.ok(error instanceof ClaimgateError, `${error}`);
@@ -40,7 +43,7 @@ test("one press is one claim, marked as a first try, and its key goes", async ()
 	const first = await client.claim(OPEN);
 	assert.deepEqual([first.claim.user_id, first.claim.quantity, first.claim.status, first.replayed], ["ann", 1, "granted", false]);
 	assert.match(front.claims[0].key, /^[A-Za-z0-9_-]{22}$/);
-	assert.equal(storage.getItem(`claimgate:${OPEN}:ann`), null);
+	assert.equal(storage.getItem(nameOf(OPEN, "ann")), null);
 	const second = await client.claim(OPEN, { quantity: 2 });
 	assert.notEqual(second.claim.id, first.claim.id);
 	assert.equal(second.claim.quantity, 2);
@@ -66,8 +69,10 @@ test("the key is in storage before the first try, and a reload asks for the same
 	const error = await refused(client.claim(OPEN));
 	assert.ok(performance.now() - startedAt < 1700, "the deadline holds");
 	assert.deepEqual([error.code, error.status, error.outcomeUnknown, await client.isPending(OPEN)], ["network", 0, true, true]);
-	const { key } = JSON.parse(storage.getItem(`claimgate:${OPEN}:carol`));
+	const { key } = JSON.parse(storage.getItem(nameOf(OPEN, "carol")));
 	assert.equal(front.claims[0].key, key);
+	const elsewhere = new ClaimgateClient({ baseUrl: edge, token: tokens.carol, storage });
+	assert.equal(await elsewhere.isPending(OPEN), false, "another server's claims are others");
 
 	const reloaded = clientOf("carol", { storage });
 	assert.equal(await reloaded.isPending(OPEN), true);
@@ -126,7 +131,7 @@ test("a refusal is typed, sent once, and leaves no key", async () => {
 	assert.deepEqual([daily.code, daily.problem.limit, daily.outcomeUnknown], ["user_daily_limit_reached", "per_user_per_day", false]);
 	assert.ok(Date.parse(daily.problem.resets_at) > Date.now());
 	assert.equal(front.claims.length, 5);
-	for (const campaign of [TAKEN, NONE, OPEN, LIMITED]) assert.equal(storage.getItem(`claimgate:${campaign}:gwen`), null);
+	for (const campaign of [TAKEN, NONE, OPEN, LIMITED]) assert.equal(storage.getItem(nameOf(campaign, "gwen")), null);
 });
 
 test("a code of a later version is passed on and not asked for again", async () => {
@@ -160,7 +165,7 @@ test("a caller's own key is neither stored nor marked", async () => {
 	const first = await client.claim(OPEN, { idempotencyKey });
 	const again = await client.claim(OPEN, { idempotencyKey });
 	assert.deepEqual([again.claim, first.replayed, again.replayed], [first.claim, false, true]);
-	assert.deepEqual([marks(), storage.getItem(`claimgate:${OPEN}:kate`)], [[null, null], null]);
+	assert.deepEqual([marks(), storage.getItem(nameOf(OPEN, "kate"))], [[null, null], null]);
 	const reused = await refused(client.claim(OPEN, { idempotencyKey, quantity: 2 }));
 	assert.deepEqual([reused.code, reused.status], ["idempotency_key_reused", 422]);
 });
@@ -194,11 +199,13 @@ test("an aborted claim rejects with the reason and stays the same claim", async 
 });
 
 test("storage that refuses is done without", async () => {
-	const storage = { getItem: () => null, setItem: () => { throw new Error("full"); }, removeItem: () => {} };
-	const client = clientOf("nick", { storage });
+	const refuse = () => { throw new Error("full"); };
+	const client = clientOf("nick", { storage: { getItem: () => null, setItem: refuse, removeItem: () => {} } });
 	front.faults.push("unanswered");
 	assert.equal((await client.claim(OPEN)).replayed, true);
 	assert.equal(keys(), 1);
+	const stuck = clientOf("nick", { storage: { ...memoryStorage(), removeItem: refuse } });
+	assert.equal((await stuck.claim(OPEN)).claim.status, "granted", "the answer is not lost with the storage");
 });
 
 test("the campaign, and that it has not changed", async () => {
