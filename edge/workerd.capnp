@@ -107,6 +107,7 @@ const assets :Workerd.Worker = (
     (name = "/page.js", text = embed "assets/page.js"),
     (name = "/page.css", text = embed "assets/page.css"),
     (name = "/messages.js", text = embed "assets/messages.js"),
+    (name = "/claimgate.js", text = embed "assets/claimgate.js"),
     (name = "/favicon.svg", text = embed "assets/favicon.svg"),
     (name = "_headers", text = embed "assets/_headers"),
   ],

@@ -1,50 +1,41 @@
+import { ClaimgateClient, newKey, userOf } from "./claimgate.js";
 import { languages } from "./messages.js";
 
-const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, CALL_MS_MAX = 6000, SNAPSHOT_MS_MAX = 3000;
-const TRIES_MAX = 6, RETRY_MS_MAX = 20000, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
+const POLL_MS_MIN = 2000, POLL_MS_MAX = 15000, CLOCK_MS_MAX = 60000, SNAPSHOT_MS_MAX = 3000, EARLY_TRIES_MAX = 6;
+const LOOK_MS_MIN = 3000, LOOK_AGAIN_MS = 15000, CROWD_MS = 8000, OTHERS_MAX = 5;
 const STOPPED = /^(not_started|paused|sold_out|ended)$/;
 const LIMITED = /^user_/;
 const CLOSED = /^(scheduled|paused|ended|sold_out|loading|error)$/; // in an unknown state the server decides
 const SPENT = /^(claim_(expired|returned|revoked)|idempotency_key_reused)$/; // this key cannot win
+const ACTIVE = /^(granted|held)$/;
 
 const $ = (id) => document.getElementById(id);
 const query = new URLSearchParams(location.search);
 const campaign = query.get("campaign") || "demo";
-const path = `/v1/campaigns/${encodeURIComponent(campaign)}`;
+const client = new ClaimgateClient({ token: currentToken });
 const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
 
 let lang = [query.get("lang"), ...navigator.languages].map((tag) => tag?.slice(0, 2)).find((tag) => languages[tag]) ?? "en";
 let token; // null: signed out
-let view, etag, failure, clock, user, busy, copied, lastState, pollTimer, polling, seenAt, interval = POLL_MS_MIN;
-let kept; // this user's attempt and wins: { key, state: pending | denied | won, unknown, claim, wins: { id: day } }
+let view, failure, clock, user, busy, slowed = null, copied, lastState, pollTimer, polling, seenAt, interval = POLL_MS_MIN;
+let pending; // a claim is without an answer: asking again is the same claim
 let outcome; // { kind: won | denied | error (not known), code, problem, claim, at, until }
+let own; // the user's claims and what is left to the user, as last looked up: { items, allowance }
+let lookTimer, lookFrom = 0, claimsMade = 0;
 
-function load(name) {
-	try { return JSON.parse(sessionStorage[`claimgate:${name}`]); } catch {}
+// The token is this tab's, the demo's guest and the last claim are all tabs'.
+function load(name, box = "localStorage") {
+	try { return JSON.parse(window[box][`claimgate:${name}`]); } catch {}
 }
-function save(name, value) {
-	try { sessionStorage[`claimgate:${name}`] = JSON.stringify(value); } catch { /* refused */ }
+function save(name, value, box = "localStorage") {
+	try { window[box][`claimgate:${name}`] = JSON.stringify(value); } catch { /* refused */ }
 }
-const keep = (change) => save(`${campaign}:${user}`, Object.assign(kept, change));
-const unsure = () => kept?.state === "pending";
+const lastClaim = () => `last:${campaign}:${user}`;
 
-// Status 0: no answer; a proxy's page is {}.
-async function call(url, headers, json) {
-	const post = json && { method: "POST", body: JSON.stringify(json), headers: { ...headers, "Content-Type": "application/json" } };
-	try {
-		const reply = await fetch(url, { headers, ...post, cache: "no-store", signal: AbortSignal.timeout(CALL_MS_MAX) });
-		const text = await reply.text();
-		return { status: reply.status, headers: reply.headers, body: text[0] === "{" ? JSON.parse(text) : {} };
-	} catch {
-		return { status: 0, headers: new Headers(), body: {} };
-	}
-}
-const bearer = () => ({ Authorization: `Bearer ${token}` });
-
-function problemOf({ status, headers, body }) {
-	const wait_ms = headers.get("Retry-After") * 1000 || 0;
-	const until = Date.parse(body.resets_at ?? body.starts_at) || now() + wait_ms;
-	return { code: body.code ?? (status ? "problem" : "network"), problem: body, wait_ms, until, at: now() };
+function problemOf({ code, status, problem, retryAfterMs }) {
+	const kind = status < 400 || status >= 500 || status === 408 ? "error" : "denied";
+	const until = Date.parse(problem.resets_at ?? problem.starts_at) || now() + retryAfterMs;
+	return { kind, code, problem, wait_ms: retryAfterMs, until, at: now() };
 }
 
 const now = () => Date.now() + (clock?.offset ?? 0); // the server's clock; it decides, as a view may be old
@@ -64,154 +55,168 @@ function pollIn(ms) {
 async function refresh() {
 	if (polling) return;
 	polling = true;
-	const sent = Date.now();
-	const fresh = !clock || sent - clock.at > CLOCK_MS_MAX; // a 304 brings no server_time
-	const reply = await call(path, etag && !fresh ? { "If-None-Match": etag } : {});
-	polling = false;
-	const { state, version, server_time } = reply.body;
-	if (state) {
-		const took = Date.now() - sent;
-		if (fresh || took < clock.took + 50) clock = { offset: Date.parse(server_time) - sent - took / 2, took, at: sent };
-		if (view?.state !== state) interval = POLL_MS_MIN;
-		if (!(version < view?.version)) view = reply.body;
-		etag = reply.headers.get("ETag");
+	const sent = Date.now(), lost = failure, version = view?.version;
+	const fresh = !clock || sent - clock.at > CLOCK_MS_MAX; // a view that has not changed brings no server_time
+	try {
+		const seen = await client.campaign(campaign, { known: fresh ? undefined : view });
+		if (seen !== view) take(seen, sent, fresh);
+		failure = null;
+		seenAt = now();
+	} catch (error) {
+		failure = problemOf(error);
 	}
-	const lost = failure;
-	failure = state || reply.status === 304 ? null : problemOf(reply);
-	if (!failure) seenAt = now();
+	polling = false;
 	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
 	pollIn(jitter(interval) + (failure?.wait_ms ?? 0));
 	render();
-	if (lost && !failure && unsure() && !secondsTo(outcome?.until)) claim(); // the network is back
-	else if (outcome?.claim?.status === "held") lookUp();
+	if (lost && !failure && pending && !secondsTo(outcome?.until)) claim(); // the network is back
+	else if (version && view.version !== version) lookUpIn(spread());
+	else if (outcome?.claim?.status === "held") lookUpIn(0);
+}
+
+function take(seen, sent, fresh) {
+	const took = Date.now() - sent;
+	if (fresh || took < clock.took + 50) clock = { offset: Date.parse(seen.server_time) - sent - took / 2, took, at: sent };
+	if (view?.state !== seen.state) interval = POLL_MS_MIN;
+	if (!(seen.version < view?.version)) view = seen;
 }
 
 function useToken(given) {
 	token = given;
-	save("token", given);
-	user = "me";
-	try { user = JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub; } catch {}
-	kept = load(`${campaign}:${user}`) ?? { wins: {} };
+	save("token", given, "sessionStorage");
+	user = userOf(given);
+}
+
+async function currentToken(refused) {
+	if (refused && user === load("guest")) await demoToken();
+	return token;
 }
 
 async function demoToken() {
-	const guest = load("guest") ?? `guest-${randomText(8)}`;
-	save("guest", guest);
-	const reply = await call("/demo/token", {}, { user_id: guest });
-	if (reply.body.token) useToken(reply.body.token);
+	const user_id = load("guest") ?? `guest-${newKey().slice(-8)}`;
+	save("guest", user_id);
+	const post = { method: "POST", body: JSON.stringify({ user_id }), headers: { "Content-Type": "application/json" } };
+	const reply = await fetch("/demo/token", { ...post, signal: AbortSignal.timeout(6000) }).catch(() => ({}));
+	const given = reply.ok && (await reply.json().catch(() => ({}))).token;
+	if (given) useToken(given);
 	else if (/40[1345]/.test(reply.status)) signOut();
-	else outcome = { ...problemOf(reply), kind: "error" };
+	else if (!token) outcome = { kind: "error", code: reply.status ? "overloaded" : "network", at: now() };
 }
 
 function signOut(problem) {
 	token = null;
-	save("token", null);
+	save("token", null, "sessionStorage");
 	outcome = { ...problem, code: "unauthenticated", kind: "denied" };
 }
 
-const randomText = (length) => btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(length)))).replace(/\W/g, "_").slice(0, length);
-
 async function claim() {
 	if (busy) return;
-	busy = unsure() ? "retrying" : "sending";
+	busy = pending ? "retrying" : "sending";
 	outcome = null;
+	claimsMade++;
 	render();
 	$("result").focus(); // the button goes; what comes is announced from here on
 	if (!token) await demoToken();
-	if (token) {
-		// Stored before it is sent: after a reload it is the same claim, not a first try.
-		keep({ unknown: unsure() || kept.unknown, key: kept.key ?? randomText(22), state: "pending" });
-		conclude(await askUntilKnown());
-	}
-	busy = null;
+	if (token) conclude(await ask());
+	busy = slowed = null;
 	render();
 }
 
-async function askUntilKnown() {
-	const giveUpAt = Date.now() + RETRY_MS_MAX;
-	for (let tries = 1, renewed = false; ; tries++) {
-		const first = !kept.unknown && { "Claimgate-Attempt": "1" };
-		performance.clearResourceTimings();
-		const answer = judge(await call(`${path}/claims`, { ...bearer(), "Idempotency-Key": kept.key, ...first }, {}));
-		let wait = answer.wait_ms + jitter(BACKOFF_MS * 2 ** tries);
-		if (answer.kind === "error") {
-			keep({ unknown: true });
-			busy = "retrying";
-		} else if (first && STOPPED.test(answer.code) && wasSentTwice()) {
-			keep({ unknown: true });
-			wait = 0;
-		} else if (answer.code === "unauthenticated" && user === load("guest") && !renewed) {
-			renewed = true;
-			await demoToken();
-			wait = 0;
-		} else if (answer.code === "not_started" && answer.until - now() < SNAPSHOT_MS_MAX) {
-			wait = Math.max(0, answer.until - now()) + 300 * Math.random(); // our clock is ahead
-		} else return answer;
-		if (!token || tries >= TRIES_MAX || Date.now() + wait > giveUpAt) return answer;
-		render();
-		await new Promise((done) => setTimeout(done, wait));
+async function ask() {
+	for (let tries = 1; ; tries++) {
+		try {
+			const { claim, remaining, replayed } = await client.claim(campaign, { onRetry });
+			pending = false;
+			return { ...fromClaim(claim, replayed), remaining };
+		} catch (error) {
+			const answer = problemOf(error);
+			const wait = answer.until - now();
+			pending = error.outcomeUnknown;
+			if (answer.code !== "not_started" || wait > SNAPSHOT_MS_MAX || tries === EARLY_TRIES_MAX) return answer;
+			await new Promise((done) => setTimeout(done, Math.max(0, wait) + 300 * Math.random())); // our clock is ahead
+		}
 	}
 }
 
-// A browser resends by itself when a kept connection is cut; the first copy may have won. The timing shows it.
-function wasSentTwice() {
-	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
-	return performance.getEntriesByType("resource").some((t) => /claims$/.test(t.name) && lost(t) > RESENT_MS_MIN);
-}
-
-function judge(reply) {
-	const { status, body } = reply;
-	if (status < 300 && body.claim) return { ...fromClaim(body.claim, status === 200), remaining: body.remaining };
-	return { ...problemOf(reply), kind: status < 400 || status >= 500 || status === 408 ? "error" : "denied" };
+function onRetry(error, wait) {
+	busy = "retrying";
+	slowed = error.code === "rate_limited" ? { ...problemOf(error), until: now() + wait } : null;
+	render();
 }
 
 function fromClaim(claim, replayed) {
-	const won = /^(granted|held)$/.test(claim.status);
+	const won = ACTIVE.test(claim.status);
 	return { kind: won ? "won" : "denied", code: !won ? `claim_${claim.status}` : replayed ? "replayed" : claim.status, claim };
 }
 
 function conclude(answer) {
 	outcome = answer;
 	const { kind, code, claim, remaining } = answer;
-	if (kind === "won") {
-		keep({ state: "won", claim, wins: { ...kept.wins, [claim.id]: dayOf(claim.claimed_at) } });
-		if (view && remaining >= 0) view.remaining = remaining;
-	} else if (SPENT.test(code)) {
-		if (claim) delete kept.wins[claim.id];
-		keep({ state: "denied", key: null, unknown: false });
-	} else if (kind === "denied") {
-		// Rules are tried after the look for the key; other refusals say nothing of it.
-		if (!kept.unknown || claim || STOPPED.test(code) || LIMITED.test(code)) keep({ state: "denied" });
-		if (code === "unauthenticated") signOut(answer);
-	}
+	if (claim) save(lastClaim(), claim);
+	if (kind === "won" && view && remaining >= 0) view.remaining = remaining;
+	if (code === "unauthenticated") signOut(answer);
 	if (kind === "won" || STOPPED.test(code)) pollIn(jitter(1.25 * SNAPSHOT_MS_MAX)); // till then the edge's view is older
+	if (kind !== "won" && !LIMITED.test(code)) return;
+	if (own) own.allowance = null; // looked up again
+	lookUpIn(kind === "won" ? 2000 * Math.random() : spread());
+}
+
+// Thousands load the page at an opening, when core has claims to decide: look-ups come spread out.
+const spread = () => Math.random() * (!view || stateNow() === "open" ? CROWD_MS : 1000);
+
+function lookUpIn(ms) {
+	clearTimeout(lookTimer);
+	lookTimer = setTimeout(lookUp, Math.max(ms, lookFrom - performance.now()));
 }
 
 async function lookUp() {
-	const { id } = outcome.claim;
-	const reply = await call(`/v1/claims/${id}`, bearer());
-	if (busy || outcome?.claim?.id !== id) return;
-	if (reply.body.claim) conclude(fromClaim(reply.body.claim, outcome.code === "replayed"));
-	else if (reply.status === 404) {
-		delete kept.wins[id];
-		keep({ state: "denied", unknown: true });
-		outcome = { ...problemOf(reply), code: "claim_not_found", kind: "denied" };
+	if (!token || document.hidden) return;
+	if (busy) return lookUpIn(LOOK_MS_MIN);
+	const before = claimsMade;
+	lookFrom = performance.now() + LOOK_MS_MIN;
+	try {
+		const found = await client.claims(campaign);
+		if (before !== claimsMade) return lookUpIn(0); // a claim made since may be missing
+		own = found;
+		showOwn();
+	} catch (error) {
+		const answer = problemOf(error);
+		if (answer.kind === "error" || answer.code === "rate_limited") {
+			lookFrom = performance.now() + Math.max(answer.wait_ms, jitter(LOOK_AGAIN_MS));
+			lookUpIn(0);
+		} else if (answer.code === "unauthenticated" && !busy) signOut(answer);
 	}
 	render();
+}
+
+// A claim that is shown is shown as it now stands; else the newest that counts is.
+function showOwn() {
+	const { items, next_cursor } = own;
+	const shown = outcome?.claim;
+	const found = items.find(({ id }) => id === shown?.id);
+	if (found) outcome = fromClaim(found, outcome.code === "replayed");
+	else if (shown && !next_cursor) outcome = { kind: "denied", code: "claim_not_found", at: now() };
+	const newest = items.find(({ status }) => ACTIVE.test(status)) ?? items[0];
+	if (newest && !outcome) outcome = fromClaim(newest);
+	save(lastClaim(), newest ?? null);
+}
+
+// Units that the user's limits leave; undefined while that is not known.
+function leftToUser() {
+	const { per_user_per_day, per_user } = own?.allowance ?? {};
+	return own?.allowance && Math.min(per_user_per_day ?? Infinity, per_user ?? Infinity);
+}
+
+// The limit that refuses the user's next claim, as the refusal would say it.
+function foreseen() {
+	if (leftToUser() !== 0) return null;
+	const { per_user, resets_at } = own.allowance;
+	return { kind: "denied", ...(per_user === 0 ? { code: "user_limit_reached" } : { code: "user_daily_limit_reached", problem: { resets_at } }) };
 }
 
 function lapsed({ code, at, until, problem }) {
 	if (LIMITED.test(code)) return (until > at && now() >= until) || view?.version > problem?.version;
 	return STOPPED.test(code) && seenAt > at + SNAPSHOT_MS_MAX && view && !CLOSED.test(stateNow());
-}
-
-const dayOf = (time) => new Intl.DateTimeFormat("en", { timeZone: view?.time_zone }).format(new Date(time));
-
-function mayClaimMore() {
-	const { per_user, per_user_per_day } = view.limits;
-	const days = Object.values(kept.wins);
-	const today = days.filter((day) => day === dayOf(now()));
-	return days.length < (per_user ?? 1e9) && today.length < (per_user_per_day ?? 1e9);
 }
 
 function show(target, text) {
@@ -232,7 +237,7 @@ function render() {
 	const words = languages[lang];
 	if (outcome && lapsed(outcome)) outcome = null;
 	const state = view ? stateNow() : failure ? "error" : "loading";
-	const shown = busy ? null : outcome ?? (view ? null : failure);
+	const shown = busy ? slowed : outcome ?? (view ? (STOPPED.test(state) ? null : foreseen()) : failure);
 	document.body.dataset.phase = busy ?? shown?.kind ?? state;
 	document.documentElement.lang = words.tag;
 	$("lang").lang = lang === "en" ? "zh-CN" : "en";
@@ -295,13 +300,24 @@ function renderResult(words, shown, state) {
 	show("claim-id", won ? won.id : "");
 	show("copy", won && copied === won.id ? words.copied : words.copy);
 	show("request", fill(words.request, shown?.problem ?? {}));
+	renderOwn(words, shown, state);
+}
+
+function renderOwn(words, shown, state) {
+	const others = (own?.items ?? []).filter(({ id, status }) => !busy && id !== shown?.claim?.id && ACTIVE.test(status));
+	const numbers = others.slice(0, OTHERS_MAX).map(({ sequence }) => sequence).join(", ") + (others.length > OTHERS_MAX ? " …" : "");
+	show("others", fill(words.others, { numbers }));
+	const told = !busy && shown?.claim && state === "open";
+	const refusal = foreseen();
+	const left = leftToUser();
+	show("left", !told ? "" : refusal ? textOf(words, refusal).join(words.full) : left < Infinity ? fill(words.more, { left }) : "");
 }
 
 function renderButtons(words, shown, state) {
 	const { code, kind, until } = shown ?? {};
 	const done = kind === "won" || SPENT.test(code);
-	const stuck = unsure() || kind === "error" || /^(rate_limited|claim_not_found)$/.test(code);
-	const again = !busy && token !== null && (done ? state === "open" && mayClaimMore() : stuck);
+	const stuck = pending || kind === "error" || /^(rate_limited|claim_not_found)$/.test(code);
+	const again = !busy && token !== null && (done ? state === "open" && (kind === "won" ? leftToUser() > 0 : leftToUser() !== 0) : stuck);
 	const seconds = secondsTo(until);
 	$("again").hidden = !again;
 	$("again").disabled = seconds > 0;
@@ -318,16 +334,17 @@ function tick() {
 	const state = view && stateNow();
 	if (lastState && state !== lastState) pollIn(Math.random() * 800);
 	lastState = state;
+	if (now() >= Date.parse(own?.allowance?.resets_at)) {
+		own.allowance = null;
+		lookUpIn(spread());
+	}
 	render();
 	const left = (view && Date.parse(nextTurn()) - now()) || 0;
 	setTimeout(tick, (left > 0 ? left % 1000 : 1000) + 5);
 }
 
 $("claim").onclick = claim;
-$("again").onclick = () => {
-	if (outcome?.kind === "won") keep({ key: null, unknown: false, state: "denied" }); // another claim: a new key
-	claim();
-};
+$("again").onclick = claim;
 $("copy").onclick = async () => {
 	getSelection().selectAllChildren($("claim-id"));
 	const id = $("claim-id").textContent;
@@ -345,15 +362,20 @@ document.onvisibilitychange = window.ononline = () => {
 	interval = POLL_MS_MIN;
 	if (clock) clock.at = 0; // it may have slept
 	pollIn(secondsTo(failure?.until) * 1000);
+	lookUpIn(spread());
 };
 window.onhashchange = () => location.reload();
 
 render();
 const given = new URLSearchParams(location.hash.slice(1)).get("token");
 if (given) history.replaceState(null, "", location.pathname + location.search);
-const known = given ?? load("token");
+const known = given ?? load("token", "sessionStorage");
 await Promise.all([refresh(), known ? useToken(known) : demoToken()]);
-if (kept?.state === "won") outcome = fromClaim(kept.claim);
+if (token) {
+	pending = await client.isPending(campaign);
+	const last = load(lastClaim());
+	if (last) outcome = fromClaim(last);
+}
 tick();
-if (unsure()) claim();
-else if (outcome?.claim) lookUp();
+if (pending) claim();
+else lookUpIn(spread());

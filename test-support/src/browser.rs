@@ -30,7 +30,7 @@ pub const DESKTOP: (u32, u32) = (1280, 800);
 const NARROW: (u32, u32) = (320, 600);
 
 /// Texts whose contrast is below WCAG's 4.5:1, each with its own.
-const TOO_FAINT: &str = r"(() => {
+pub const TOO_FAINT: &str = r"(() => {
     const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
     const linear = (part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
     const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
@@ -235,11 +235,11 @@ impl Browser {
 
     /// Saves what is seen as `target/screenshots/{name}.png`.
     pub async fn shoot(&self, name: &str) {
-        let directory = root().join("target/screenshots");
-        fs::create_dir_all(&directory).unwrap();
         let shot = self.devtools("Page.captureScreenshot", json!({"format": "png"})).await;
         let png = STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
-        fs::write(directory.join(format!("{name}.png")), png).unwrap();
+        let path = root().join(format!("target/screenshots/{name}.png"));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, png).unwrap();
     }
 
     async fn log(&self, kind: &str) -> Vec<Value> {

@@ -12,6 +12,7 @@ mod bad_input;
 mod claim_batches;
 mod claim_flow;
 mod claim_lists;
+mod client;
 mod command_line;
 mod contention;
 mod crash;

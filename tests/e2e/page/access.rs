@@ -4,7 +4,7 @@ use serde_json::json;
 use support::browser::{Browser, PHONE};
 use support::times::from_now;
 
-use super::{BUTTON, PHASE, in_browser, limits, page_world, text, visit};
+use super::{AGAIN_HIDDEN, BUTTON, PHASE, in_browser, limits, page_world, text, visit};
 
 const FOCUS: &str = "document.activeElement.id";
 
@@ -19,12 +19,15 @@ const MANY: &str = "const real = fetch;
         if (!/claims$/.test(url)) return real(url, options);
         const claim = { id: 'page-digits.me.0123456789abcdefABCDEF', quantity: 1, status: 'granted',
             sequence: 4294967295, claimed_at: new Date().toISOString(), expires_at: null };
+        const allowance = { per_claim: 1, per_user_per_day: 999999, resets_at: null, per_user: 4294967294, total: null };
+        if (options.method !== 'POST') return new Response(JSON.stringify({ items: window.won ? [claim] : [], allowance }));
+        window.won = true;
         return new Response(JSON.stringify({ claim, remaining: 4294967294, version: 1 }), { status: 201 });
     };";
 
 /// What a person reads as one: numbers (not those within ids), and each word under the countdown. All of them, and those that are
 /// broken over lines or reach beyond their half of the ticket.
-const NUMBERS: &str = r"(() => {
+pub const NUMBERS: &str = r"(() => {
     const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     const seen = [], broken = [], range = document.createRange();
     for (let text; text = texts.nextNode();) {
@@ -60,6 +63,8 @@ fn the_keyboard_is_enough() {
         page.until(PHASE, "won").await;
         assert_eq!(page.eval(FOCUS).await, "result", "what was pressed is gone, its result is next");
         page.picture("8-focus").await;
+        // Whether there is another one for the user is looked up.
+        page.until(AGAIN_HIDDEN, false).await;
         page.key(TAB).await;
         assert_eq!(page.eval(FOCUS).await, "copy");
         page.key(TAB).await;
@@ -68,6 +73,7 @@ fn the_keyboard_is_enough() {
         page.key(' ').await;
         page.until(&format!("document.getElementById('claim-id').textContent !== '{first}'"), true).await;
         page.until(PHASE, "won").await;
+        page.until(AGAIN_HIDDEN, false).await;
         page.key(TAB).await;
         page.key(TAB).await;
         page.key(TAB).await;

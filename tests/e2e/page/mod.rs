@@ -3,12 +3,16 @@
 mod access;
 mod claim;
 mod network;
+mod own_claims;
+mod states;
 mod words;
 
 use std::future::Future;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
+use support::core_process::API_TOKEN;
 use support::edge::{Runtime, World};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 
@@ -16,6 +20,7 @@ use super::edge::run;
 
 pub const PHASE: &str = "document.body.dataset.phase";
 pub const BUTTON: &str = "document.getElementById('claim').disabled";
+pub const AGAIN_HIDDEN: &str = "document.getElementById('again').hidden";
 pub const CODE: &str = "document.getElementById('result').dataset.code";
 
 /// Answers in the edge's place, as the page's URL says: `says` to each claim, `busy` to each look at the campaign.
@@ -24,8 +29,9 @@ pub const SAYS: &str = "const real = fetch, query = new URLSearchParams(location
         new Response(JSON.stringify({ code, instance: 'r-1' }), { status, headers: { 'Retry-After': seconds } });
     window.asked = asked;
     window.fetch = async (url, options) => {
-        if (/claims$/.test(url) && query.has('says')) return problem(query.get('status'), query.get('says'), 60);
-        if (/campaigns/.test(url) && query.has('busy')) {
+        const isClaim = options?.method === 'POST' && /claims$/.test(url);
+        if (isClaim && query.has('says')) return problem(query.get('status'), query.get('says'), 60);
+        if (/campaigns.[^/]+$/.test(url) && query.has('busy')) {
             asked.push(performance.now());
             return problem(429, 'rate_limited', query.get('busy'));
         }
@@ -63,7 +69,7 @@ pub async fn text(page: &Browser, id: &str) -> String {
 
 /// The id of the page's own user.
 pub async fn user(page: &Browser) -> String {
-    let user = page.eval("JSON.parse(sessionStorage['claimgate:guest'])").await;
+    let user = page.eval("JSON.parse(localStorage['claimgate:guest'])").await;
     user.as_str().unwrap().to_owned()
 }
 
@@ -83,10 +89,10 @@ pub async fn is_said(page: &Browser, code: &str, english: &str, chinese: &str) {
     page.press("#lang").await;
 }
 
-/// The key the page keeps for its claim.
+/// The key the page keeps for its claim while that is without an answer.
 pub async fn kept_key(page: &Browser, campaign: &str) -> String {
     let name = format!("claimgate:{campaign}:{}", user(page).await);
-    let key = page.eval(&format!("JSON.parse(sessionStorage['{name}']).key")).await;
+    let key = page.eval(&format!("JSON.parse(localStorage['{name}']).key")).await;
     key.as_str().unwrap().to_owned()
 }
 
@@ -94,6 +100,12 @@ pub async fn kept_key(page: &Browser, campaign: &str) -> String {
 pub async fn is_the_one_claim(world: &World, page: &Browser, campaign: &str) {
     let rows = world.core.sql().until(campaign, 1).await;
     assert_eq!((rows.len(), text(page, "claim-id").await), (1, rows[0].id.clone()));
+}
+
+/// Returns the claim, as a back end does.
+pub async fn give_back(world: &World, claim_id: &str) {
+    let url = world.core.url(&format!("/internal/v1/claims/{claim_id}/return"));
+    let _ = world.core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
 }
 
 pub fn limits() -> Value {

@@ -13,14 +13,14 @@ use super::{
 };
 
 #[test]
-fn all_of_it_is_under_30_kb_and_from_one_origin() {
-    in_browser("all_of_it_is_under_30_kb_and_from_one_origin", async {
+fn all_of_it_is_under_40_kb_and_from_one_origin() {
+    in_browser("all_of_it_is_under_40_kb_and_from_one_origin", async {
         let world = page_world().await;
         world.core.create("page-small", limits()).await;
         let files = fs::read_dir(root().join("edge/assets")).unwrap().map(Result::unwrap);
         // What the server is told is not sent.
         let sent = files.filter(|file| file.file_name() != "_headers");
-        let on_disk: u64 = sent.map(|file| file.metadata().unwrap().len()).sum();
+        let on_disk: u64 = sent.map(|file| fs::metadata(file.path()).unwrap().len()).sum();
         let page = visit(&world, "page-small", "").await;
         page.until(BUTTON, false).await;
         let entries = page
@@ -31,10 +31,11 @@ fn all_of_it_is_under_30_kb_and_from_one_origin() {
             .await;
         let entries: BTreeMap<String, u64> =
             serde_json::from_value::<Vec<_>>(entries).unwrap().into_iter().collect();
-        let files = ["/", "/page.css", "/page.js", "/messages.js", "/favicon.svg"].map(|file| entries[file]);
+        let files = ["/", "/page.css", "/page.js", "/messages.js", "/claimgate.js", "/favicon.svg"];
+        let files = files.map(|file| entries[file]);
         let loaded: u64 = files.iter().sum();
         assert!(
-            loaded > 20_000 && loaded < 30_000 && on_disk < 30_000,
+            loaded > 20_000 && loaded < 40_000 && on_disk < 40_000,
             "{loaded} of {entries:?}, {on_disk} on disk"
         );
         page.close().await;
@@ -70,7 +71,7 @@ fn a_network_lost_in_the_middle_is_waited_for() {
         // Nothing is pressed.
         page.network(false, 0).await;
         page.until(CODE, "replayed").await;
-        assert_eq!(kept_key(&page, "page-offline").await, key);
+        assert!(!world.proxy.said(&key).is_empty());
         is_the_one_claim(&world, &page, "page-offline").await;
         page.close().await;
     });
@@ -83,8 +84,7 @@ fn a_reload_without_a_network_is_the_same_claim_too() {
         world.core.create("page-gone", limits()).await;
         let page = visit(&world, "page-gone", "").await;
         page.until(BUTTON, false).await;
-        let key =
-            "JSON.parse(Object.entries(sessionStorage).find(([name]) => /page-gone/.test(name))[1]).key";
+        let key = "JSON.parse(Object.entries(localStorage).find(([name]) => /page-gone/.test(name))[1]).key";
         page.network(true, 0).await;
         page.press("#claim").await;
         page.until(PHASE, "retrying").await;
@@ -95,7 +95,7 @@ fn a_reload_without_a_network_is_the_same_claim_too() {
         page.network(false, 0).await;
         page.goto(&world.edge.url("/?campaign=page-gone")).await;
         page.until(PHASE, "won").await;
-        assert_eq!(page.eval(key).await, before);
+        assert!(!world.proxy.said(before.as_str().unwrap()).is_empty());
         is_the_one_claim(&world, &page, "page-gone").await;
         page.close().await;
     });

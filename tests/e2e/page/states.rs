@@ -1,0 +1,120 @@
+//! Every state of the page, at four widths, in both languages, in light and in dark, looked at for what is cut, runs over or
+//! cannot be read. `SCREENSHOTS=1` saves them all under `target/screenshots/states`, for people to look at.
+
+use serde_json::{Value, json};
+use support::browser::{Browser, PHONE, TOO_FAINT};
+
+use super::access::NUMBERS;
+use super::{CODE, PHASE, in_browser, page_world, press_anyway};
+
+const SCRIPT: &str = include_str!("states.js");
+
+const WIDTHS: [u32; 4] = [360, 768, 1000, 1440];
+
+/// Texts that reach beyond the page, or the half of the ticket or the button that they are in, and a page that is too wide.
+const CUT: &str = r"(() => {
+    const wide = document.scrollingElement.scrollWidth - innerWidth;
+    const wrong = wide > 0 ? [`the page is ${wide} pixels too wide`] : [];
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const range = document.createRange();
+    for (let text; text = texts.nextNode();) {
+        const owner = text.parentElement;
+        if (!text.data.trim() || !owner.checkVisibility() || owner.closest('svg, script, noscript')) continue;
+        range.selectNodeContents(text);
+        const box = owner.closest('button, section, header, footer').getBoundingClientRect();
+        const inside = (part) => part.left >= box.left - 1 && part.right <= box.right + 1 && part.top >= box.top - 1
+            && part.bottom <= box.bottom + 1 && part.left >= 0 && part.right <= innerWidth;
+        if (![...range.getClientRects()].every(inside)) wrong.push(text.data);
+    }
+    return wrong;
+})()";
+
+/// Whether the claim is pressed; then the expression that tells the state, and what it is.
+const STATES: [(&str, bool, &str, &str); 35] = [
+    ("scheduled", false, PHASE, "scheduled"),
+    ("open", false, PHASE, "open"),
+    ("sending", true, PHASE, "sending"),
+    ("asking-again", true, PHASE, "retrying"),
+    ("won", true, LEFT, "You can claim 1 more."),
+    ("held", true, LEFT, "You can claim 1 more."),
+    ("won-several", false, LEFT, "You can claim 1 more."),
+    ("already-won-today", false, PHASE, "won"),
+    ("already-won-all", false, PHASE, "won"),
+    ("returned", false, CODE, "claim_returned"),
+    ("expired", false, CODE, "claim_expired"),
+    ("revoked", false, CODE, "claim_revoked"),
+    ("refused-per-day", true, CODE, "user_daily_limit_reached"),
+    ("refused-per-user", true, CODE, "user_limit_reached"),
+    ("refused-per-claim", true, CODE, "quantity_out_of_range"),
+    ("foreseen-per-day", false, CODE, "user_daily_limit_reached"),
+    ("foreseen-per-user", false, CODE, "user_limit_reached"),
+    ("sold-out", false, PHASE, "sold_out"),
+    ("sold-out-after-press", true, CODE, "sold_out"),
+    ("too-early", true, CODE, "not_started"),
+    ("ended", false, PHASE, "ended"),
+    ("ended-by-hand", false, PHASE, "ended"),
+    ("paused", false, PHASE, "paused"),
+    ("rate-limited", true, CODE, "rate_limited"),
+    ("rate-limited-long", true, CODE, "rate_limited"),
+    ("overloaded", true, CODE, "overloaded"),
+    ("not-ready", true, CODE, "campaign_not_ready"),
+    ("in-doubt", true, CODE, "unavailable"),
+    ("offline", true, CODE, "network"),
+    ("token-missing", false, CODE, "unauthenticated"),
+    ("token-expired", true, CODE, "unauthenticated"),
+    ("forbidden", true, CODE, "forbidden"),
+    ("from-the-future", true, CODE, "from_the_future"),
+    ("no-campaign", false, CODE, "campaign_not_found"),
+    ("unlimited", false, PHASE, "open"),
+];
+
+const LEFT: &str = "document.getElementById('left').textContent";
+
+#[test]
+fn nothing_is_cut_in_any_state_at_any_width_in_either_language() {
+    in_browser("nothing_is_cut_in_any_state_at_any_width_in_either_language", async {
+        let world = page_world().await;
+        let page = Browser::open("page-states", PHONE).await;
+        page.devtools("Page.addScriptToEvaluateOnNewDocument", json!({"source": SCRIPT})).await;
+        let mut wrong = vec![];
+        for (state, pressed, tells, wanted) in STATES {
+            page.goto(&world.edge.url(&format!("/livez?state={state}"))).await;
+            page.eval("localStorage.clear(), sessionStorage.clear()").await;
+            page.goto(&world.edge.url(&format!("/?campaign=launch&state={state}"))).await;
+            page.until(&format!("{PHASE} !== 'loading'"), true).await;
+            if pressed {
+                press_anyway(&page).await;
+            }
+            page.until(tells, wanted).await;
+            wrong.extend(looked_at(&page, state).await);
+        }
+        assert_eq!(wrong, Vec::<String>::new());
+        page.close().await;
+    });
+}
+
+/// Saves the state's pictures. Returns what is wrong in them.
+async fn looked_at(page: &Browser, state: &str) -> Vec<String> {
+    let saved = std::env::var_os("SCREENSHOTS").is_some();
+    let mut wrong = vec![];
+    let mut add = |place: String, found: &Value| {
+        let found = found.as_array().unwrap().iter();
+        wrong.extend(found.map(|what| format!("{state} {place}: {what}")));
+    };
+    for language in ["en", "zh"] {
+        for scheme in ["light", "dark"] {
+            page.prefers("prefers-color-scheme", scheme).await;
+            add(format!("in {scheme} is too faint"), &page.eval(TOO_FAINT).await);
+            for width in WIDTHS {
+                page.resize((width, 900)).await;
+                add(format!("in {language} at {width} is cut"), &page.eval(CUT).await);
+                add(format!("in {language} at {width} is broken"), &page.eval(NUMBERS).await["broken"]);
+                if saved {
+                    page.shoot(&format!("states/{state}-{language}-{scheme}-{width}")).await;
+                }
+            }
+        }
+        page.press("#lang").await;
+    }
+    wrong
+}
