@@ -82,7 +82,7 @@ impl CampaignSync {
         Ok(decided)
     }
 
-    /// Confirms or returns the claim `id`; `None` when there is none.
+    /// Confirms or returns the claim `id` for the caller of the name `by`; `None` when there is none.
     ///
     /// # Errors
     /// As [`Self::claim`].
@@ -91,8 +91,9 @@ impl CampaignSync {
         handle: &CampaignHandle,
         id: &ClaimId,
         transition: ClaimTransition,
+        by: &str,
     ) -> Result<Option<ClaimRecord>, SyncError> {
-        let done = self.call(handle, &Transition { id, transition }).await?;
+        let done = self.call(handle, &Transition { id, transition, by }).await?;
         Ok(done.map(|(record, events)| {
             handle.observe(HighWaterMark { sequence: record.sequence, events });
             record

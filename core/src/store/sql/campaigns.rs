@@ -9,6 +9,7 @@ use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
+use super::audit::draw_number;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
@@ -335,8 +336,10 @@ pub(super) async fn audit(
     after: &Campaign,
     change: Change<'_>,
 ) -> Result<(), SqlError> {
+    let number = draw_number(transaction).await?;
     sqlx::query(
-        "INSERT INTO audit (campaign_id, version, at, who, what, before, after) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        "INSERT INTO audit (campaign_id, version, at, who, what, before, after, number) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
     )
     .bind(after.id.as_str())
     .bind(big(after.version))
@@ -345,6 +348,7 @@ pub(super) async fn audit(
     .bind(change.what)
     .bind(before.map(rules_json))
     .bind(rules_json(after))
+    .bind(number)
     .execute(&mut **transaction)
     .await?;
     Ok(())
