@@ -11,7 +11,7 @@
 --   {'unknown'}                                        no such claim
 --   {'not_ready', why}                                 as in claim.lua
 
-local user_id, digest, by = ARGV[4], ARGV[5], { 'by', ARGV[6] }
+local user_id, digest, caller = ARGV[4], ARGV[5], { 'by', ARGV[6] }
 local state, record = unpack(redis.call('HMGET', users_key, STATE, user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
@@ -33,9 +33,9 @@ end
 if claim.status == HELD and work.now >= claim.expires_at then
   change_to(EXPIRED)
 elseif ARGV[3] == 'confirm' and claim.status == HELD then
-  change_to(GRANTED, by)
+  change_to(GRANTED, caller)
 elseif ARGV[3] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
-  change_to(RETURNED, by)
+  change_to(RETURNED, caller)
 end
 if not write_all(work) then return { 'not_ready', 'sentinel' } end
 return { 'transitioned', tools.pack(claim), campaign.events }

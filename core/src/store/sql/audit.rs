@@ -109,10 +109,19 @@ const WRITE_CLAIMS: &str = "INSERT INTO claim_audit \
     CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), value->>7, value->>8, value->>9, value->>10 \
     FROM {rows} WHERE TRUE ON CONFLICT (campaign_id, user_id, digest, epoch, revision) DO NOTHING";
 
-/// Draws `$1` numbers, and returns the last. A core of before there were drawn numbers has given some to entries of `audit`.
-const DRAW: &str = "UPDATE last_audit SET number = $1 + CASE \
-    WHEN number < (SELECT COALESCE(MAX(number), 0) FROM audit) THEN (SELECT MAX(number) FROM audit) ELSE number END \
-    RETURNING number";
+/// The last number given. A core of before numbers were drawn may have given some to entries of `audit`.
+macro_rules! last_number {
+    () => {
+        "CASE WHEN number < (SELECT COALESCE(MAX(number), 0) FROM audit) THEN (SELECT MAX(number) FROM audit) \
+         ELSE number END"
+    };
+}
+
+/// The last number: all entries up to it are committed.
+const LAST: &str = concat!("SELECT ", last_number!(), " FROM last_audit");
+
+/// Draws `$1` numbers, and returns the last.
+const DRAW: &str = concat!("UPDATE last_audit SET number = $1 + ", last_number!(), " RETURNING number");
 
 /// Entries that are numbered in one transaction, within the time of a call.
 const NUMBERED_MAX: u32 = 5_000;
@@ -123,15 +132,11 @@ const NUMBER: &str = "UPDATE audit SET number = met.place FROM (SELECT campaign_
     FROM audit WHERE number IS NULL ORDER BY at, campaign_id, version LIMIT $1) AS met \
     WHERE audit.campaign_id = met.campaign AND audit.version = met.made AND audit.number IS NULL";
 
-/// The statement for a page of the entries with numbers above `$1`, `$2` of them at most, for which `condition` holds.
-fn page(condition: &str) -> AssertSqlSafe<String> {
+/// The statement for a page of `table`, of one campaign or of all. Each table's own: PostgreSQL would sort a page of both.
+fn page(table: &str, campaign: Option<&CampaignId>) -> AssertSqlSafe<String> {
+    let condition = if campaign.is_some() { "campaign_id = $4 AND" } else { "" };
     AssertSqlSafe(format!(
-        "SELECT number, campaign_id, version, at, who, what, before, after, NULL AS user_id, NULL AS digest \
-         FROM audit WHERE {condition} number > $1 \
-         UNION ALL \
-         SELECT number, campaign_id, NULL, at, who, what, before, after, user_id, digest \
-         FROM claim_audit WHERE {condition} number > $1 \
-         ORDER BY number LIMIT $2"
+        "SELECT * FROM {table} WHERE {condition} number > $1 AND number <= $2 ORDER BY number LIMIT $3"
     ))
 }
 
@@ -158,14 +163,23 @@ impl SqlStore {
         limit: u32,
     ) -> Result<Vec<AuditEntry>, SqlError> {
         self.number_audit().await?;
-        let statement = page(if campaign.is_some() { "campaign_id = $3 AND" } else { "" });
-        let query = sqlx::query(statement).bind(big(after)).bind(i64::from(limit));
-        let query = match campaign {
-            Some(id) => query.bind(id.as_str()),
-            None => query,
-        };
         step::before("sql:audit").await;
-        step::after(query.fetch_all(&self.pool).await)?.iter().map(read).collect()
+        let last: i64 = step::after(sqlx::query(LAST).fetch_one(&self.pool).await)?.try_get(0)?;
+        let rows = async |table| {
+            let query = sqlx::query(page(table, campaign)).bind(big(after)).bind(last).bind(i64::from(limit));
+            let query = match campaign {
+                Some(id) => query.bind(id.as_str()),
+                None => query,
+            };
+            query.fetch_all(&self.pool).await
+        };
+        let campaigns = rows("audit").await?;
+        let claims = rows("claim_audit").await?;
+        let entries = campaigns.iter().map(of_campaign).chain(claims.iter().map(of_claim));
+        let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
+        entries.sort_unstable_by_key(|entry| entry.number);
+        entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(entries)
     }
 
     /// Numbers all entries that have no number yet: those of before 0013, and of cores of before it.
@@ -200,32 +214,40 @@ impl SqlStore {
     }
 }
 
-fn read(row: &AnyRow) -> Result<AuditEntry, SqlError> {
-    let campaign_id: CampaignId = row.try_get::<String, _>("campaign_id")?.try_into().map_err(unreadable)?;
-    let user: Option<String> = row.try_get("user_id")?;
-    let (before, after): (Option<String>, String) = (row.try_get("before")?, row.try_get("after")?);
-    let (claim_id, before, after) = match user {
-        Some(user) => {
-            let digest: String = row.try_get("digest")?;
-            let id: ClaimId = format!("{campaign_id}.{user}.{digest}").parse().map_err(unreadable)?;
-            (Some(id), before.map(|status| json!({ "status": status })), json!({ "status": after }))
-        }
-        None => (None, before.map(|rules| rules_of(&rules)).transpose()?, rules_of(&after)?),
-    };
-    let version: Option<i64> = row.try_get("version")?;
+fn of_campaign(row: &AnyRow) -> Result<AuditEntry, SqlError> {
+    let rules = |text: String| serde_json::from_str(&text).map_err(unreadable);
     Ok(AuditEntry {
-        number: unsigned(row.try_get("number")?)?,
-        campaign_id,
-        claim_id,
-        version: version.map(unsigned).transpose()?.map(Version::new),
-        at: Timestamp::from_ms(row.try_get("at")?).map_err(unreadable)?,
-        who: row.try_get("who")?,
-        what: row.try_get("what")?,
-        before,
-        after,
+        version: Some(Version::new(unsigned(row.try_get("version")?)?)),
+        before: row.try_get::<Option<String>, _>("before")?.map(rules).transpose()?,
+        after: rules(row.try_get("after")?)?,
+        ..of_either(row)?
     })
 }
 
-fn rules_of(text: &str) -> Result<Value, SqlError> {
-    serde_json::from_str(text).map_err(unreadable)
+fn of_claim(row: &AnyRow) -> Result<AuditEntry, SqlError> {
+    let entry = of_either(row)?;
+    let (user, digest): (String, String) = (row.try_get("user_id")?, row.try_get("digest")?);
+    let id = format!("{}.{user}.{digest}", entry.campaign_id);
+    let status = |column| Ok::<_, SqlError>(json!({ "status": row.try_get::<String, _>(column)? }));
+    Ok(AuditEntry {
+        claim_id: Some(id.parse().map_err(unreadable)?),
+        before: Some(status("before")?),
+        after: status("after")?,
+        ..entry
+    })
+}
+
+/// What both tables have.
+fn of_either(row: &AnyRow) -> Result<AuditEntry, SqlError> {
+    Ok(AuditEntry {
+        number: unsigned(row.try_get("number")?)?,
+        campaign_id: row.try_get::<String, _>("campaign_id")?.try_into().map_err(unreadable)?,
+        claim_id: None,
+        version: None,
+        at: Timestamp::from_ms(row.try_get("at")?).map_err(unreadable)?,
+        who: row.try_get("who")?,
+        what: row.try_get("what")?,
+        before: None,
+        after: Value::Null,
+    })
 }
