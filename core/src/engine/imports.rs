@@ -185,7 +185,7 @@ impl Recovery {
             let written = self.sync.sql.import_claims(begun, &entry, sequence, taken - before).await;
             let written = written.map_err(|error| match error {
                 OutboxWriteError::Sql(error) => EngineError::Sql(error),
-                error => RecoveryError::from(error).into(),
+                error => EngineError::ImportRefused(error),
             })?;
             if !written {
                 return Err(self.overtaken(&begun.id).await?);

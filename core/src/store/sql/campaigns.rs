@@ -26,6 +26,8 @@ pub enum Changed {
     Conflict(Campaign),
     /// Not written: an import is unfinished. Until it is complete, a campaign can only be ended.
     ImportUnfinished,
+    /// Not written: the campaign was ended, for good.
+    Ended,
 }
 
 /// A page of campaigns.
@@ -123,6 +125,41 @@ impl SqlStore {
         }
         let after = write_rules(&mut transaction, &before, campaign, change).await?;
         number_change(&mut transaction, &after.id).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(Changed::Done(after)))
+    }
+
+    /// Pauses, resumes or ends the campaign `id`, at whatever version it is: whatever changes it meanwhile comes before or
+    /// after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
+    /// [`Changed::Done`]; an end gives up an unfinished import.
+    ///
+    /// # Errors
+    /// As [`Self::change`].
+    pub async fn set_admin_state(
+        &self,
+        id: &CampaignId,
+        to: AdminState,
+        change: Change<'_>,
+    ) -> Result<Option<Changed>, SqlError> {
+        step::before("sql:set_admin_state").await;
+        let mut transaction = self.pool.begin().await?;
+        let Some(before) = lock(&mut transaction, id).await? else {
+            return Ok(None);
+        };
+        let changes = before.admin_state != to;
+        if changes && before.admin_state == AdminState::Ended {
+            return Ok(Some(Changed::Ended));
+        }
+        let needs_all_claims = to == AdminState::On || changes && to == AdminState::Paused;
+        if needs_all_claims && before.unfinished_import.is_some() {
+            return Ok(Some(Changed::ImportUnfinished));
+        }
+        if !changes {
+            return Ok(Some(Changed::Done(before)));
+        }
+        let after = Campaign { admin_state: to, version: before.version.next(), ..before.clone() };
+        let after = write_rules(&mut transaction, &before, &after, change).await?;
+        number_change(&mut transaction, id).await?;
         step::after(transaction.commit().await)?;
         Ok(Some(Changed::Done(after)))
     }
