@@ -2,7 +2,8 @@
 -- Works whatever the campaign's window or state.
 --
 -- KEYS  as in prelude.lua
--- ARGV  1-2 as in prelude.lua, 3 'confirm' or 'return', 4 user id, 5 digest (16 bytes)
+-- ARGV  1-2 as in prelude.lua, 3 'confirm' or 'return', 4 user id, 5 digest (16 bytes), 6 the caller's name,
+--       for the audit: an expiry is no caller's, so it names none
 --
 -- Replies
 --   {'transitioned', claim's record, events so far}    the claim as it stands now; its status tells whether that is what
@@ -10,7 +11,7 @@
 --   {'unknown'}                                        no such claim
 --   {'not_ready', why}                                 as in claim.lua
 
-local user_id, digest = ARGV[4], ARGV[5]
+local user_id, digest, caller = ARGV[4], ARGV[5], { 'by', ARGV[6] }
 local state, record = unpack(redis.call('HMGET', users_key, STATE, user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
@@ -21,7 +22,8 @@ if work.is_damaged then return { 'not_ready', 'sentinel' } end
 if not packed then return { 'unknown' } end
 local claim = tools.unpack(packed)
 
-local function change_to(status)
+local function change_to(status, by)
+  work.by = by
   if claim.status == HELD then append(work, 'freed', hold_member(user_id, digest)) end
   if status == GRANTED then claim.expires_at = 0 else record = tools.give_back(record, claim) end
   claim.status = status
@@ -31,9 +33,9 @@ end
 if claim.status == HELD and work.now >= claim.expires_at then
   change_to(EXPIRED)
 elseif ARGV[3] == 'confirm' and claim.status == HELD then
-  change_to(GRANTED)
+  change_to(GRANTED, caller)
 elseif ARGV[3] == 'return' and (claim.status == HELD or claim.status == GRANTED) then
-  change_to(RETURNED)
+  change_to(RETURNED, caller)
 end
 if not write_all(work) then return { 'not_ready', 'sentinel' } end
 return { 'transitioned', tools.pack(claim), campaign.events }

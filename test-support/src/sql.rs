@@ -136,6 +136,16 @@ impl Sql {
         sqlx::query_as(query).bind(campaign.to_owned()).fetch_all(&self.pool).await.expect("audit")
     }
 
+    /// Who confirmed and returned claims of a campaign, in the order of the audit: user, who, what, before, after.
+    pub async fn claim_audit(&self, campaign: &str) -> Vec<(String, String, String, String, String)> {
+        let query = "SELECT user_id, who, what, before, after FROM claim_audit WHERE campaign_id = $1 ORDER BY number";
+        sqlx::query_as(query)
+            .bind(campaign.to_owned())
+            .fetch_all(&self.pool)
+            .await
+            .expect("the audit of claims")
+    }
+
     /// Every row of every table, as text.
     pub async fn everything(&self) -> Vec<String> {
         let mut all = Vec::new();
@@ -143,6 +153,7 @@ impl Sql {
             "SELECT * FROM campaigns ORDER BY 1",
             "SELECT * FROM claims ORDER BY 1, 2, 3",
             "SELECT * FROM audit ORDER BY 1, 2",
+            "SELECT * FROM claim_audit ORDER BY 1",
         ] {
             for row in sqlx::query(table).fetch_all(&self.pool).await.expect("a table") {
                 all.push((0..row.len()).map(|at| cell(&row, at)).collect::<Vec<_>>().join("|"));

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::postgres::Postgres;
+use support::process::{Signal, signal_pids};
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
 
@@ -152,6 +153,73 @@ async fn no_change_is_lost_on_postgresql() {
     if let Some((core, sql, _postgres)) = on_postgres("additions on PostgreSQL").await {
         no_change_is_lost(&core, &sql).await;
     }
+}
+
+/// The answer once there is one: a database on a machine under load may take longer than a call does.
+async fn answered<F: Future<Output = Reply>>(call: impl Fn() -> F) -> Reply {
+    eventually(SOON, || async {
+        let reply = call().await;
+        holds(reply.status != 503, || reply.text()).map(|()| reply)
+    })
+    .await
+}
+
+/// Pauses and resumes come before or after each addition, never in its way.
+async fn no_pause_is_refused_beside_additions(core: &Core) {
+    core.create("demo", json!({"total": 1})).await;
+    let additions = (0..4).map(|adder| async move {
+        for at in 0..10 {
+            answered(|| async { add(core, "demo", 1, &format!("k{adder}-{at}")).await }).await.expect(200);
+        }
+    });
+    let states = async {
+        for at in 0..20 {
+            let verb = if at % 2 == 0 { "pause" } else { "resume" };
+            answered(|| core.set_admin_state("demo", verb)).await.expect(200);
+        }
+    };
+    tokio::join!(join_all(additions), states);
+    let view = core.campaign("demo").await;
+    assert_eq!((&view["limits"]["total"], &view["version"]), (&json!(41), &json!(1 + 40 + 20)));
+    core.set_admin_state("demo", "end").await.expect(200);
+    core.set_admin_state("demo", "end").await.expect(200);
+    core.set_admin_state("demo", "pause").await.refused(409, "campaign_ended");
+    assert_eq!(core.campaign("demo").await["version"], 62, "asked again it is no version");
+}
+
+#[tokio::test]
+async fn no_pause_is_refused_beside_additions_on_sqlite() {
+    no_pause_is_refused_beside_additions(&Core::start().await).await;
+}
+
+#[tokio::test]
+async fn no_pause_is_refused_beside_additions_on_postgresql() {
+    if let Some((core, _sql, _postgres)) = on_postgres("pauses beside additions on PostgreSQL").await {
+        no_pause_is_refused_beside_additions(&core).await;
+    }
+}
+
+/// What SQL has is not called undecided.
+#[tokio::test]
+async fn units_that_redis_has_not_heard_of_are_said_to_be_stored() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 0})).await;
+    let pids = core.redis().await.pids().await;
+    signal_pids(&pids, Signal::STOP);
+    let told = add(&core, "demo", 5, "k").await;
+    signal_pids(&pids, Signal::CONT);
+    let told = told.refused(503, "unavailable");
+    assert!(!told.header("retry-after").is_empty());
+    let detail = told.json()["detail"].as_str().unwrap().to_owned();
+    assert!(detail.contains("stored") && detail.contains("not made twice"), "{detail}");
+    let again = eventually(SOON, || async {
+        let again = add(&core, "demo", 5, "k").await;
+        holds(again.status == 200, || again.text()).map(|()| again)
+    })
+    .await;
+    assert!(is_replay(&again), "it was stored");
+    assert_eq!(again.json()["limits"]["total"], 5);
+    core.claim("demo", "alice", "k").await.expect(201);
 }
 
 #[tokio::test]

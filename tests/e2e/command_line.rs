@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
+use support::core_client::campaign;
 use support::process::{command, free_address};
 use support::signing::claim_id;
 use support::stand_in::{Canned, StandIn};
@@ -103,6 +104,29 @@ async fn past_claims_are_imported_from_a_file() {
     ask(&core, &import).await.ended(2).one_line("line 3");
     std::fs::write(file, "user_id,quantity\nann,2\nann,1\n").unwrap();
     ask(&core, &import).await.ended(1).one_line("user_limit_reached");
+}
+
+#[tokio::test]
+async fn the_audit_shows_campaigns_and_claims() {
+    let core = Core::start().await;
+    let mut body = campaign("demo", json!({}));
+    body["hold_seconds"] = json!(600);
+    core.create_with(body).await;
+    let id = core.claim("demo", "ann", "k").await.expect(201).json()["claim"]["id"].clone();
+    let id = id.as_str().unwrap();
+    ask(&core, &["confirm", id]).await.ended(0);
+    ask(&core, &["campaign", "pause", "demo"]).await.ended(0);
+    let items = eventually(SOON, || async {
+        let items = ask(&core, &["audit", "demo", "--json"]).await.ended(0).json();
+        holds(items.as_array().unwrap().len() == 3, || items.to_string()).map(|()| items)
+    })
+    .await;
+    let confirmed = items.as_array().unwrap().iter().find(|item| item["what"] == "confirm").unwrap();
+    assert_eq!((&confirmed["claim_id"], &confirmed["who"]), (&json!(id), &json!("admin")));
+    let table = ask(&core, &["audit", "demo"]).await.ended(0).out;
+    for word in ["confirm", "status: held to granted", "pause", "admin_state: on to paused"] {
+        assert!(table.contains(word), "{word}: {table}");
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use claimgate_shared::Code;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::campaign;
@@ -29,9 +30,14 @@ const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
         true,
         &["limit", "remaining", "resets_at", "version"],
     ),
+    ("claim_expired", 409, "Claim expired", false, &["claim"]),
+    ("claim_returned", 409, "Claim returned", false, &["claim"]),
+    ("claim_revoked", 409, "Claim revoked", false, &["claim"]),
     ("campaign_exists", 409, "Campaign exists", false, &[]),
     ("version_conflict", 409, "Version conflict", false, &["version"]),
     ("campaign_ended", 409, "Campaign ended", false, &[]),
+    ("campaign_open", 409, "Campaign open", false, &[]),
+    ("import_unfinished", 409, "Import unfinished", false, &[]),
     ("unauthenticated", 401, "Not authenticated", false, &[]),
     ("forbidden", 403, "Not allowed", false, &[]),
     ("campaign_not_found", 404, "No such campaign", false, &[]),
@@ -48,6 +54,17 @@ const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
     ("overloaded", 503, "Overloaded", true, &[]),
     ("unavailable", 503, "Unavailable", true, &[]),
 ];
+
+/// Codes that the edge alone answers; its own tests do.
+const OF_THE_EDGE: [Code; 1] = [Code::RateLimited];
+
+#[test]
+fn every_code_has_its_row() {
+    let has_row = |code: &Code| TABLE.iter().any(|row| row.0 == code.as_str());
+    let without: Vec<_> = Code::ALL.iter().filter(|code| !has_row(code)).collect();
+    assert_eq!(without, OF_THE_EDGE.iter().collect::<Vec<_>>());
+    assert_eq!(TABLE.len() + OF_THE_EDGE.len(), Code::ALL.len(), "a row too many");
+}
 
 /// Checks an answer against its row, member by member; returns its body.
 fn problem(reply: &Reply, code: &str) -> Value {
@@ -141,6 +158,58 @@ async fn campaigns_and_their_versions() {
     let refused =
         problem(&core.admin(Method::PATCH, "/admin/v1/campaigns/demo", &stale).await, "version_conflict");
     assert_eq!(refused["version"], 1, "the version it is at");
+}
+
+#[tokio::test]
+async fn claims_that_stand_as_they_are() {
+    let core = Core::start().await;
+    let mut body = campaign("demo", json!({}));
+    body["hold_seconds"] = json!(1);
+    core.create_with(body).await;
+    let confirm = async |user: &str| {
+        let url = core.url(&format!("/internal/v1/claims/{}/confirm", claim_id("demo", user, "k")));
+        core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await
+    };
+    core.claim("demo", "ann", "k").await.expect(201);
+    eventually(SOON, || async {
+        let claim = core.look_up(&claim_id("demo", "ann", "k")).await.json();
+        holds(claim["claim"]["status"] == "expired", || claim.to_string())
+    })
+    .await;
+    assert_eq!(problem(&confirm("ann").await, "claim_expired")["claim"]["status"], "expired");
+
+    core.claim("demo", "bob", "k").await.expect(201);
+    let url = core.url(&format!("/internal/v1/claims/{}/return", claim_id("demo", "bob", "k")));
+    core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);
+    assert_eq!(problem(&confirm("bob").await, "claim_returned")["claim"]["status"], "returned");
+
+    // As a load leaves a claim of a history that is no more.
+    let id = claim_id("demo", "cy", "k");
+    let digest = id.rsplit('.').next().unwrap();
+    let statement = format!(
+        "INSERT INTO claims (campaign_id, user_id, digest, quantity, status, epoch, revision, sequence, day, claimed_at, \
+         updated_at) VALUES ('demo', 'cy', '{digest}', 1, 'revoked', 0, 1, 9, 20000, 1750000000000, 1750000000000)"
+    );
+    core.sql().run(statement).await;
+    assert_eq!(problem(&confirm("cy").await, "claim_revoked")["claim"]["status"], "revoked");
+}
+
+#[tokio::test]
+async fn imports_at_the_wrong_time() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    let url = core.admin_url("/admin/v1/campaigns/demo/import");
+    let import = async || {
+        let request = core.client().request(Method::POST, &url).bearer_auth(core.admin_token());
+        let request = request.header("Content-Type", "text/csv").body("user_id,quantity\nann,1\n");
+        core.client().send(request).await.unwrap()
+    };
+    problem(&import().await, "campaign_open");
+    // As a core leaves it that dies after its first transaction.
+    let broken_off = "import_digest = 'of a file', evicted_at = 1, evicted_taken = 0, evicted_sequence = 0, epoch = epoch + 1";
+    core.sql().change_campaign("demo", broken_off).await;
+    problem(&import().await, "import_unfinished");
+    problem(&core.set_admin_state("demo", "pause").await, "import_unfinished");
 }
 
 #[tokio::test]

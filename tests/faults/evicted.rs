@@ -166,6 +166,18 @@ async fn comes_back(fixture: &Fixture) {
     fixture.relayed("demo").await;
     let told = fixture.reconciliation("demo").await;
     assert_eq!((&told["agrees"], &told["redis"]["taken"]), (&json!(true), &json!(6)), "{told}");
+    // Each change by a caller once, made in SQL or in Redis; an expiry is no caller's.
+    let audit = fixture.sql.claim_audit("demo").await;
+    let audit: Vec<_> =
+        audit.iter().map(|(user, who, what, before, after)| [user, who, what, before, after]).collect();
+    assert_eq!(
+        audit,
+        [
+            ["alice", "shop", "return", "granted", "returned"],
+            ["carol", "shop", "confirm", "held", "granted"],
+            ["bob", "shop", "return", "granted", "returned"],
+        ]
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

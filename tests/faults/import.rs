@@ -84,6 +84,7 @@ on_both_databases! {
     its_start_in_the_middle_opens_nothing, "a campaign whose start comes during an import";
     the_same_file_at_once_is_imported_once, "one file imported by many at once";
     claims_of_earlier_days_count_on_their_own, "past days imported behind a later one";
+    what_the_database_refuses_is_not_said_to_go_on, "an import that the database refuses";
     an_end_of_it_leaves_no_hold, "an import given up while a claim is held";
     a_large_file, "a large file imported";
 }
@@ -117,6 +118,39 @@ async fn claims_of_earlier_days_count_on_their_own(row: Row, fixture: Fixture) {
         core.claim("demo", user, "k3").await.refused(409, "user_daily_limit_reached");
     }
     row.passed(8, "each on its own day");
+}
+
+async fn what_the_database_refuses_is_not_said_to_go_on(row: Row, fixture: Fixture) {
+    let core = &fixture.core;
+    core.create("demo", json!({})).await;
+    core.set_admin_state("demo", "pause").await.expect(200);
+    // A guard that the file's claims do not pass.
+    row.fault();
+    fixture.sql.run("CREATE UNIQUE INDEX guard ON claims (quantity)".to_owned()).await;
+    let file = "user_id,quantity\nann,1\nbob,1\n";
+    let refused = import(core, "demo", file).await.refused(409, "import_unfinished").json();
+    let detail = refused["detail"].as_str().expect("a detail");
+    assert!(detail.contains("refuses") && detail.contains("not tried again automatically"), "{detail}");
+    assert_eq!(fixture.sql.claims("demo").await.len(), 0);
+    fixture.sql.run("DROP INDEX guard".to_owned()).await;
+    assert_eq!(import(core, "demo", file).await.expect(200).json(), counted(2, 0));
+    ready(core, "demo", 2, 2).await;
+    row.passed(2, "refused by name, then complete");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_of_more_lines_than_memory_is_counted_for_is_refused() {
+    let row = Row::begin("an import of more than 5,000,000 lines");
+    let fixture = Fixture::managed().await;
+    fixture.core.create("demo", json!({})).await;
+    fixture.core.set_admin_state("demo", "pause").await.expect(200);
+    let file = format!("user_id,quantity\n{}", "\n".repeat(5_000_000));
+    let refused = import(&fixture.core, "demo", &file).await.refused(413, "payload_too_large").json();
+    assert!(refused["detail"].as_str().expect("a detail").contains("5000000 lines"), "{refused}");
+    // Empty lines are lines, though no claims.
+    let file = format!("user_id,quantity\nann,1\n{}", "\n".repeat(4_999_998));
+    assert_eq!(import(&fixture.core, "demo", &file).await.expect(200).json(), counted(1, 0));
+    row.passed(2, "bounded");
 }
 
 async fn an_end_of_it_leaves_no_hold(row: Row, fixture: Fixture) {

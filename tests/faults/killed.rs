@@ -28,7 +28,7 @@ async fn core_killed_before_sql() {
 }
 
 /// The hash by which core calls `ack.lua`: how the proxy tells that call from others.
-fn ack_hash() -> String {
+pub fn ack_hash() -> String {
     scripts::ACK.get_hash().to_owned()
 }
 

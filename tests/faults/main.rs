@@ -6,6 +6,7 @@
 
 mod at_rest;
 mod backup;
+mod claim_audit;
 mod cluster;
 mod cores;
 mod delayed;

@@ -79,6 +79,7 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
         epoch: Epoch::new(epoch),
         count: cumulative_taken,
         events: vec![event],
+        by: None,
     }
 }
 

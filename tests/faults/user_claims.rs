@@ -116,6 +116,33 @@ async fn a_claim_that_sql_does_not_have_yet_is_listed_postgres() {
     }
 }
 
+/// A core whose SQL is far behind does not look through all that waits, for one user of many claims.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_through_too_much_is_refused_until_sql_has_it() {
+    let row = Row::begin("a user's claims while very much waits for SQL");
+    let fixture = Fixture::managed().await;
+    fixture.core.create("demo", json!({})).await;
+    claimed(&fixture.core, 1..=8).await;
+    let held = fixture.sql.hold().await;
+    claimed(&fixture.core, 9..=9).await;
+    row.fault();
+    // The same entry again and again: each tells SQL what it knows.
+    let often = "local entry = redis.call('XRANGE', KEYS[1], '1', '+')[1] \
+                 for _ = 1, 5000 do redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end return 1";
+    fixture.redis().await.query::<u64>(&["EVAL", often, "1", &key("demo", "outbox")]).await;
+    fixture.redis().await.set_counter("demo", "backlog", 5_001).await;
+    let refused = look(&fixture.core, "").await.refused(503, "overloaded");
+    assert!(!refused.header("retry-after").is_empty());
+    held.release().await;
+    eventually(2 * SOON, || async {
+        let reply = look(&fixture.core, "").await;
+        holds(reply.status == 200, || reply.text())
+    })
+    .await;
+    assert_eq!(listed(&fixture.core, 100).await, granted_but(9, &[]));
+    row.passed(9, "told once SQL has them");
+}
+
 /// A user whose record has all claims is told of them without SQL; one of more claims hears that the outcome is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_sql_what_redis_has_is_told_and_nothing_is_guessed() {

@@ -127,7 +127,8 @@ impl System {
             Transition::Confirm => ClaimTransition::Confirm,
             Transition::Return => ClaimTransition::Return,
         };
-        let changed = self.core.engine.sync.transition(&self.core.handle, &claim_id(ask), transition).await;
+        let (core, id) = (&self.core, claim_id(ask));
+        let changed = core.engine.sync.transition(&core.handle, &id, transition, "model").await;
         self.changed();
         Ok(changed.map_err(|error| error.to_string())?.as_ref().map(words::record_view))
     }

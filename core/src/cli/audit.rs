@@ -1,4 +1,4 @@
-//! `claimgate audit`: who changed which campaign, when, and how.
+//! `claimgate audit`: who changed which campaign, and who confirmed or returned which claim, when and how.
 
 use claimgate_shared::CampaignId;
 use clap::Args;

@@ -60,7 +60,7 @@ enum Command {
     Return(ClaimIdArgs),
     /// Compare Redis and SQL, and repair what is safe to repair
     Reconcile(ReconcileArgs),
-    /// List who changed which campaign, when, and how
+    /// List who changed which campaign, and who confirmed or returned which claim, when and how
     Audit(AuditArgs),
     /// Show, and change, which replicas must have a claim before it is acknowledged
     Replication(ReplicationArgs),

@@ -135,7 +135,7 @@ pub fn reconciliation(reply: &Value) -> String {
 /// One row a change: what it changed, from what, and to what.
 pub fn audit(items: &[Value]) -> String {
     let mut table = table();
-    table.set_header(["at", "who", "what", "campaign", "changed"]);
+    table.set_header(["at", "who", "what", "campaign or claim", "changed"]);
     for item in items {
         let mut changed = Vec::new();
         if !item["before"].is_null() {
@@ -145,7 +145,7 @@ pub fn audit(items: &[Value]) -> String {
             word(&item["at"]),
             word(&item["who"]),
             word(&item["what"]),
-            word(&item["campaign_id"]),
+            or(&item["claim_id"], &word(&item["campaign_id"])),
             changed.join(", "),
         ]);
     }

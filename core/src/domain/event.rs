@@ -38,4 +38,6 @@ pub struct OutboxEntry {
     pub count: u64,
     /// In the order of their decisions.
     pub events: Vec<ClaimEvent>,
+    /// The name of the caller who confirmed or returned the claim; `None` for every other call.
+    pub by: Option<String>,
 }

@@ -23,6 +23,10 @@ const HEADERS: [&[&str]; 4] = [
     &["user_id", "quantity", "claimed_at", "idempotency_key"],
 ];
 
+/// The most lines that a file may have. Shorter ones than usual would let 256 MiB hold ten times as many, and each takes memory
+/// of its own while the file is imported.
+const LINES_MAX: usize = 5_000_000;
+
 /// A claim of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastClaim {
@@ -89,8 +93,17 @@ impl Import {
     /// Reads a file of claims on `campaign`, none of them given as later than `now`.
     ///
     /// # Errors
-    /// `invalid_request`, which names the first line that is wrong, counted from 1, the header.
+    /// `payload_too_large` for more than [`LINES_MAX`] lines; `invalid_request`, which names the first line that is wrong, counted
+    /// from 1, the header.
     pub fn parse(file: &[u8], campaign: &Campaign, now: Timestamp) -> Result<Self, Problem> {
+        if line_ends(file) > LINES_MAX {
+            return Err(Problem::new(
+                Code::PayloadTooLarge,
+                format!(
+                    "has more than {LINES_MAX} lines: import it in several files, with a key in each line"
+                ),
+            ));
+        }
         let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(file);
         let mut line = ByteRecord::new();
         // From memory, and of any length: nothing in it can fail.
@@ -236,6 +249,12 @@ impl LineNumbers<'_> {
     }
 }
 
+/// How many lines of a file end, by whichever of the two characters it ends them.
+fn line_ends(file: &[u8]) -> usize {
+    let count = |end: u8| file.split(|byte| *byte == end).skip(1).count();
+    count(b'\n').max(count(b'\r'))
+}
+
 fn bound(limit: Option<NonZeroU32>) -> Option<u64> {
     limit.map(|limit| u64::from(limit.get()))
 }
@@ -293,6 +312,13 @@ mod tests {
 
     fn import(file: &str) -> Result<Import, Problem> {
         Import::parse(file.as_bytes(), &campaign("{}"), "2026-03-01T00:00:00Z".parse().unwrap())
+    }
+
+    #[test]
+    fn lines_are_counted_by_whatever_ends_them() {
+        for (text, lines) in [("", 0), ("a", 0), ("a\n\nb\n", 3), ("a\r\nb\r\n", 2), ("a\rb\r", 2)] {
+            assert_eq!(line_ends(text.as_bytes()), lines, "{text:?}");
+        }
     }
 
     fn lacking(file: &str, limits: &str) -> Result<(Vec<PastClaim>, u64), Problem> {

@@ -213,7 +213,14 @@ impl Engine {
             return Err(EngineError::VersionConflict(before.version));
         }
         let after = patch.apply(&before).map_err(EngineError::Invalid)?;
-        self.change(&before, after, Change { who, what: "update", at: now }).await
+        // A patch that leaves all as it is makes no version.
+        let changed = if after.version == before.version {
+            after
+        } else {
+            let change = Change { who, what: "update", at: now };
+            written(self.sync.sql.change(before.version, &after, change).await?)?
+        };
+        self.apply(changed).await
     }
 
     /// Pauses, resumes or ends a campaign. A campaign that is in that state already is no error.
@@ -226,16 +233,8 @@ impl Engine {
         admin_state: AdminState,
         change: Change<'_>,
     ) -> Result<(), EngineError> {
-        let before = self.campaign(id).await?;
-        if before.admin_state == AdminState::Ended && admin_state != AdminState::Ended {
-            return Err(EngineError::CampaignEnded);
-        }
-        if before.unfinished_import.is_some() && admin_state == AdminState::On {
-            return Err(EngineError::ImportUnfinished);
-        }
-        let version = if before.admin_state == admin_state { before.version } else { before.version.next() };
-        let after = Campaign { admin_state, version, ..before.clone() };
-        self.change(&before, after, change).await
+        let changed = self.sync.sql.set_admin_state(id, admin_state, change).await?;
+        self.apply(written(changed)?).await
     }
 
     /// Adds units to a campaign's total, from the next decision on, once for each key; a key of before finds it added.
@@ -260,41 +259,29 @@ impl Engine {
         Ok(units)
     }
 
-    /// Writes a change to SQL, then to Redis.
-    async fn change(
-        &self,
-        before: &Campaign,
-        after: Campaign,
-        change: Change<'_>,
-    ) -> Result<(), EngineError> {
-        let changed = if after.version == before.version {
-            after
-        } else {
-            match self.sync.sql.change(before.version, &after, change).await? {
-                Some(Changed::Done(campaign)) => campaign,
-                Some(Changed::Conflict(now)) => return Err(EngineError::VersionConflict(now.version)),
-                Some(Changed::ImportUnfinished) => return Err(EngineError::ImportUnfinished),
-                None => return Err(EngineError::CampaignNotFound),
-            }
-        };
-        self.apply(changed).await
-    }
-
     /// Puts the rules of `changed`, as SQL has them, into force in Redis.
+    ///
+    /// # Errors
+    /// [`EngineError::NotInForce`] when they may not be in force yet: they will be, as soon as Redis can take them.
     async fn apply(&self, changed: Campaign) -> Result<(), EngineError> {
         let handle = self.registry.update(changed);
+        self.bring_into_force(&handle).await.map_err(|error| EngineError::NotInForce(Box::new(error)))
+    }
+
+    /// Applies the campaign's rules in Redis, once it is loaded there.
+    async fn bring_into_force(&self, handle: &CampaignHandle) -> Result<(), EngineError> {
         // An ended campaign that was evicted stays so: there are no rules to apply.
         if handle.campaign().evicted.is_some() {
             return Ok(());
         }
-        match self.put_into_force(&handle).await {
+        match self.put_into_force(handle).await {
             // One that was evicted and can be claimed from again is loaded first.
             Err(error) if error.not_ready_reason().is_some() => {
-                if let Err(reason) = self.recovery.ensure_ready(&handle).await {
+                if let Err(reason) = self.recovery.ensure_ready(handle).await {
                     tracing::warn!(error = %reason, campaign = %handle.campaign().id, "not ready");
                     return Err(error.into());
                 }
-                Ok(self.put_into_force(&handle).await?)
+                Ok(self.put_into_force(handle).await?)
             }
             result => Ok(result?),
         }
@@ -331,5 +318,16 @@ impl Engine {
             Recovered::Ready | Recovered::Loaded(_) | Recovered::Adopted => Ok(()),
             Recovered::Elsewhere => Err(EngineError::LoadingElsewhere),
         }
+    }
+}
+
+/// The campaign as a change has left it.
+fn written(changed: Option<Changed>) -> Result<Campaign, EngineError> {
+    match changed {
+        Some(Changed::Done(campaign)) => Ok(campaign),
+        Some(Changed::Conflict(now)) => Err(EngineError::VersionConflict(now.version)),
+        Some(Changed::ImportUnfinished) => Err(EngineError::ImportUnfinished),
+        Some(Changed::Ended) => Err(EngineError::CampaignEnded),
+        None => Err(EngineError::CampaignNotFound),
     }
 }

@@ -66,24 +66,24 @@ impl Engine {
         Ok(self.sync.sql.claims(campaign, filter, after, limit).await?)
     }
 
-    /// Confirms a held claim at `now`.
+    /// Confirms a held claim at `now` for the caller of the name `by`, which the audit shows.
     ///
     /// # Errors
     /// [`EngineError::ClaimStands`] when it has expired, or was returned or revoked.
-    pub async fn confirm(&self, id: ClaimId, now: Timestamp) -> Result<Claim, EngineError> {
-        let claim = self.transition(id, ClaimTransition::Confirm, now).await?;
+    pub async fn confirm(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
+        let claim = self.transition(id, ClaimTransition::Confirm, by, now).await?;
         match claim.status {
             ClaimStatus::Granted | ClaimStatus::Held => Ok(claim),
             _ => Err(EngineError::ClaimStands(Box::new(claim))),
         }
     }
 
-    /// Returns a claim's units at `now`. An expired claim stays expired, which is no error.
+    /// Returns a claim's units at `now` for the caller of the name `by`, which the audit shows. An expired claim stays expired, which is no error.
     ///
     /// # Errors
     /// [`EngineError::ClaimStands`] when it was revoked.
-    pub async fn return_units(&self, id: ClaimId, now: Timestamp) -> Result<Claim, EngineError> {
-        let claim = self.transition(id, ClaimTransition::Return, now).await?;
+    pub async fn return_units(&self, id: ClaimId, by: &str, now: Timestamp) -> Result<Claim, EngineError> {
+        let claim = self.transition(id, ClaimTransition::Return, by, now).await?;
         match claim.status {
             ClaimStatus::Revoked => Err(EngineError::ClaimStands(Box::new(claim))),
             _ => Ok(claim),
@@ -94,11 +94,12 @@ impl Engine {
         &self,
         id: ClaimId,
         transition: ClaimTransition,
+        by: &str,
         now: Timestamp,
     ) -> Result<Claim, EngineError> {
         let handle = self.handle_of_claim(&id).await?;
         if evicted_answers::evicted(&handle.campaign())?.is_some() {
-            match self.sync.sql.transition(&id, transition, now).await? {
+            match self.sync.sql.transition(&id, transition, by, now).await? {
                 Transitioned::Stands(claim) => return Ok(claim),
                 Transitioned::Changed(claim, campaign) => {
                     self.registry.update(*campaign);
@@ -109,7 +110,7 @@ impl Engine {
                 Transitioned::NotEvicted => drop(self.registry.update(self.campaign(&id.campaign).await?)),
             }
         }
-        let record = self.sync.transition(&handle, &id, transition).await?;
+        let record = self.sync.transition(&handle, &id, transition, by).await?;
         self.batcher.invalidate(&id.campaign);
         if let Some(record) = record {
             return standing(id, &record, None);

@@ -8,7 +8,7 @@ use super::batcher::BatcherError;
 use super::recovery::RecoveryError;
 use super::sync::SyncError;
 use crate::store::redis::RedisStoreError;
-use crate::store::sql::SqlError;
+use crate::store::sql::{OutboxWriteError, SqlError};
 
 /// Why the engine did not do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +37,15 @@ pub enum EngineError {
     /// An import is unfinished: until the same file has completed it, the campaign can only be ended.
     #[error("an import is unfinished")]
     ImportUnfinished,
+    /// The database refuses claims of an import, which is unfinished now.
+    #[error("the database refuses claims of an import: {0}")]
+    ImportRefused(#[source] OutboxWriteError),
+    /// A change of a campaign is in SQL, but may not be in force yet.
+    #[error("the change is stored, but may not be in force yet: {0}")]
+    NotInForce(#[source] Box<EngineError>),
+    /// A user's claims cannot be told in time while so much waits for SQL.
+    #[error("too much waits for SQL")]
+    TooMuchWaits,
     /// The claim stands as it is, and cannot become what was asked for.
     #[error("the claim is {}", .0.status.as_str())]
     ClaimStands(Box<Claim>),

@@ -181,11 +181,11 @@ impl Recovery {
                 claim.granted(sequence, total, taken)
             });
             let events = events.collect();
-            let entry = OutboxEntry { id: String::new(), epoch: begun.epoch, count: 0, events };
+            let entry = OutboxEntry { id: String::new(), epoch: begun.epoch, count: 0, events, by: None };
             let written = self.sync.sql.import_claims(begun, &entry, sequence, taken - before).await;
             let written = written.map_err(|error| match error {
                 OutboxWriteError::Sql(error) => EngineError::Sql(error),
-                error => RecoveryError::from(error).into(),
+                error => EngineError::ImportRefused(error),
             })?;
             if !written {
                 return Err(self.overtaken(&begun.id).await?);

@@ -17,6 +17,9 @@ use crate::store::redis::replies::{Counters, Decided, SoldOutReply, UserReply};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
 
+/// Looks at an outbox for one user's events, each of 100 entries and some 1 ms of Redis: 5,000 entries in all.
+const OUTBOX_LOOKS_MAX: usize = 50;
+
 /// Why a call on a campaign gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum SyncError {
@@ -82,7 +85,7 @@ impl CampaignSync {
         Ok(decided)
     }
 
-    /// Confirms or returns the claim `id`; `None` when there is none.
+    /// Confirms or returns the claim `id` for the caller of the name `by`; `None` when there is none.
     ///
     /// # Errors
     /// As [`Self::claim`].
@@ -91,8 +94,9 @@ impl CampaignSync {
         handle: &CampaignHandle,
         id: &ClaimId,
         transition: ClaimTransition,
+        by: &str,
     ) -> Result<Option<ClaimRecord>, SyncError> {
-        let done = self.call(handle, &Transition { id, transition }).await?;
+        let done = self.call(handle, &Transition { id, transition, by }).await?;
         Ok(done.map(|(record, events)| {
             handle.observe(HighWaterMark { sequence: record.sequence, events });
             record
@@ -112,13 +116,14 @@ impl CampaignSync {
     }
 
     /// What Redis has of `user`: the record, and all of the user's events in the outbox where claims have moved out of the
-    /// record.
+    /// record; with a `next` when there are more entries than [`OUTBOX_LOOKS_MAX`] looks take.
     ///
     /// # Errors
     /// As [`Self::read`].
     pub async fn user(&self, handle: &CampaignHandle, user: &UserId) -> Result<UserReply, SyncError> {
         let mut reply = self.call(handle, &ReadUser { user, after: None }).await?;
-        while let Some(after) = reply.next.take() {
+        for _ in 1..OUTBOX_LOOKS_MAX {
+            let Some(after) = reply.next.take() else { break };
             let more = self.call(handle, &ReadUser { user, after: Some(&after) }).await?;
             reply.events.extend(more.events);
             reply.next = more.next;

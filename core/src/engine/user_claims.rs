@@ -33,7 +33,7 @@ impl Engine {
     /// acknowledged before the call is in the list.
     ///
     /// # Errors
-    /// [`EngineError::CampaignNotFound`], or when a store that has to be asked does not answer.
+    /// [`EngineError::CampaignNotFound`], [`EngineError::TooMuchWaits`], or when a store that has to be asked does not answer.
     pub async fn user_claims(
         &self,
         id: &CampaignId,
@@ -51,6 +51,9 @@ impl Engine {
         }
         // SQL is asked after Redis: what the outbox does not hold any more is in SQL by then.
         let reply = self.sync.user(&handle, user).await?;
+        if reply.next.is_some() {
+            return Err(EngineError::TooMuchWaits);
+        }
         let campaign = self.campaign_at(&handle, reply.version).await?;
         let rows = if reply.record.has_moved_out || campaign.epoch > FIRST_EPOCH {
             self.sync.sql.claims_of_user(id, user, page.after, page.limit).await?

@@ -9,7 +9,7 @@ use crate::engine::batcher::BatcherError;
 use crate::engine::recovery::RecoveryError;
 use crate::engine::sync::SyncError;
 use crate::store::redis::RedisStoreError;
-use crate::store::sql::SqlError;
+use crate::store::sql::{OutboxWriteError, SqlError};
 
 /// A handler's error; [`super::middleware::Exchange::end`] writes it out.
 #[derive(Debug)]
@@ -73,6 +73,11 @@ fn problem(error: EngineError) -> Problem {
             Code::ImportUnfinished,
             "an import is unfinished: the same file again completes it, and no other one; an end gives it up",
         ),
+        EngineError::ImportRefused(error) => import_refused(&error),
+        EngineError::NotInForce(error) => not_in_force(problem(*error)),
+        EngineError::TooMuchWaits => {
+            Problem::new(Code::Overloaded, "too many claims wait for SQL to tell this user's; ask again")
+        }
         EngineError::ClaimStands(claim) => {
             let code = match claim.status {
                 claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,
@@ -113,6 +118,23 @@ pub fn no_such_claim() -> Problem {
 /// For claims whose decision did not arrive in time.
 pub fn unknown_outcome() -> Problem {
     Problem::new(Code::Unavailable, "the outcome is unknown: ask again with the same key")
+}
+
+/// For an import whose claims the database's own guards refuse. No later try is known to go better.
+fn import_refused(error: &OutboxWriteError) -> Problem {
+    tracing::error!(%error, "the database refuses claims of an import");
+    Problem::new(
+        Code::ImportUnfinished,
+        "the database refuses claims of this file (the log says why), so the import is unfinished; it is not tried again \
+         automatically: send the same file again, or end the campaign",
+    )
+}
+
+/// For a change that SQL has, whatever kept Redis from taking it: what `why` says of the outcome is not so.
+fn not_in_force(why: Problem) -> Problem {
+    let detail = "the change is stored, and comes into force automatically if it is not in force yet; sent again, it is not \
+                  made twice";
+    Problem { detail: detail.to_owned(), ..why }
 }
 
 /// While a call on a campaign gives no answer.

@@ -216,6 +216,7 @@ mod tests {
             epoch: Epoch::default(),
             count: place,
             events: vec![event],
+            by: None,
         };
         Arc::new(OutboxBatch { entries: vec![entry], malformed: vec![] })
     }

@@ -155,7 +155,7 @@ impl StockManager for Claimgate {
         let (product, handle) = (self.product().await?, self.handle().await?);
         // The same user and key lead to the same claim.
         let claim = self.request(attempt)?.claim_id();
-        product.engine.sync.transition(&handle, &claim, ClaimTransition::Return).await?;
+        product.engine.sync.transition(&handle, &claim, ClaimTransition::Return, "lab").await?;
         product.engine.batcher.invalidate(&self.id);
         Ok(())
     }

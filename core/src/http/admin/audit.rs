@@ -1,9 +1,9 @@
-//! Who changed which campaign, when, and how.
+//! Who changed which campaign, and who confirmed or returned which claim, when and how.
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
 use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{CampaignId, Problem, Timestamp};
+use claimgate_shared::{CampaignId, ClaimId, Problem, Timestamp, Version};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -13,26 +13,29 @@ use crate::http::paging::{Page, page_size};
 use crate::http::state::AppState;
 use crate::store::sql::AuditEntry;
 
-/// A change of a campaign.
+/// A change of a campaign or of a claim.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct AuditItem {
-    /// Its place in the audit of all campaigns: rises with each change.
+    /// Its place in the audit of all campaigns: rises with each change, by one or more.
     pub number: u64,
     /// When.
     pub at: Timestamp,
-    /// The name of the admin's token; `admin` for the one without a name.
+    /// The name of the admin's or back end's token; `admin` for the one without a name.
     pub who: String,
-    /// `create`, `update`, `add`, `pause`, `resume` or `end`.
+    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`; of a claim `confirm` or `return`.
     pub what: String,
-    /// The campaign.
+    /// The campaign that was changed, or whose claim was.
     #[schema(value_type = String)]
     pub campaign_id: CampaignId,
-    /// The version that the change made.
-    pub version: u64,
-    /// The rules before it; `null` when the campaign was created.
+    /// The claim that was confirmed or returned; `null` when the campaign was changed.
+    #[schema(value_type = Option<String>)]
+    pub claim_id: Option<ClaimId>,
+    /// The version of the campaign that the change made; `null` for a claim.
+    pub version: Option<u64>,
+    /// The rules before it, or the claim's `status`; `null` when the campaign was created.
     #[schema(value_type = Option<Object>)]
     pub before: Option<Value>,
-    /// The rules after it.
+    /// The rules after it, or the claim's `status`.
     #[schema(value_type = Object)]
     pub after: Value,
 }
@@ -45,7 +48,8 @@ impl From<AuditEntry> for AuditItem {
             who: entry.who,
             what: entry.what,
             campaign_id: entry.campaign_id,
-            version: entry.version.get(),
+            claim_id: entry.claim_id,
+            version: entry.version.map(Version::get),
             before: entry.before,
             after: entry.after,
         }
@@ -64,7 +68,7 @@ pub struct AuditQuery {
     limit: Option<u32>,
 }
 
-/// Lists the changes of campaigns in the order in which they were made.
+/// Lists the changes of campaigns, and who confirmed and returned claims, in the order in which SQL has learnt of them.
 #[utoipa::path(
     get, path = "/admin/v1/audit", tag = "admin", params(AuditQuery),
     responses(

@@ -102,7 +102,7 @@ pub async fn confirm(
     BackEnd(caller): BackEnd,
     PathClaim(id): PathClaim,
 ) -> ApiResult {
-    let claim = state.engine(&caller).confirm(id, clock::now()).await?;
+    let claim = state.engine(&caller).confirm(id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &ClaimLookup { claim })
 }
 
@@ -120,6 +120,6 @@ pub async fn return_units(
     BackEnd(caller): BackEnd,
     PathClaim(id): PathClaim,
 ) -> ApiResult {
-    let claim = state.engine(&caller).return_units(id, clock::now()).await?;
+    let claim = state.engine(&caller).return_units(id, caller.name(), clock::now()).await?;
     json(StatusCode::OK, &ClaimLookup { claim })
 }

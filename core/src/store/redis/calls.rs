@@ -73,6 +73,8 @@ pub struct Transition<'a> {
     pub id: &'a ClaimId,
     /// The requested transition.
     pub transition: ClaimTransition,
+    /// The caller's name, for the audit.
+    pub by: &'a str,
 }
 
 impl CampaignCall for Transition<'_> {
@@ -85,7 +87,7 @@ impl CampaignCall for Transition<'_> {
     }
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>) {
-        call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]);
+        call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]).arg(self.by);
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {

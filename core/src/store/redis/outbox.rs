@@ -81,7 +81,9 @@ fn entry(item: &StreamId) -> Option<OutboxEntry> {
         [0..5, 5..11, 11..17, 17..22, 22..28].map(|place| be_int(&head[place]));
     let mut events = events(std::str::from_utf8(field("users")?).ok()?, field("claims")?, timestamp(at)?)?;
     guard(&mut events, state::limit(total), taken)?;
-    Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events })
+    // Entries of before have none. A name is text; whatever else it were, the claim counts.
+    let by = field("by").map(|name| String::from_utf8_lossy(name).into_owned());
+    Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events, by })
 }
 
 /// The events of an entry: space-separated users, and as many claims in the same order.
@@ -340,6 +342,21 @@ mod tests {
 
     fn at() -> Timestamp {
         timestamp(1_700_000_000_000).unwrap()
+    }
+
+    #[test]
+    fn an_entry_names_who_asked_for_it_and_may_have_fields_that_this_version_does_not_know() {
+        let mut fields = vec![("head", vec![0; HEAD_BYTES]), ("users", b"alice".to_vec())];
+        fields.push(("claims", claim(1, 2, 1)));
+        for (more, by) in
+            [(vec![], None), (vec![("by", b"olga".to_vec()), ("later", vec![1])], Some("olga".to_owned()))]
+        {
+            let fields = fields.iter().cloned().chain(more);
+            let map = fields.map(|(name, bytes)| (name.to_owned(), Value::BulkString(bytes))).collect();
+            let item = StreamId { id: "1-0".to_owned(), map, ..StreamId::default() };
+            let read = entry(&item).unwrap();
+            assert_eq!((read.events.len(), read.by), (1, by));
+        }
     }
 
     #[test]

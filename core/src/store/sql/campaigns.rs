@@ -9,6 +9,7 @@ use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
+use super::audit::draw_number;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
@@ -25,6 +26,8 @@ pub enum Changed {
     Conflict(Campaign),
     /// Not written: an import is unfinished. Until it is complete, a campaign can only be ended.
     ImportUnfinished,
+    /// Not written: the campaign was ended, for good.
+    Ended,
 }
 
 /// A page of campaigns.
@@ -122,6 +125,41 @@ impl SqlStore {
         }
         let after = write_rules(&mut transaction, &before, campaign, change).await?;
         number_change(&mut transaction, &after.id).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(Changed::Done(after)))
+    }
+
+    /// Pauses, resumes or ends the campaign `id`, at whatever version it is: whatever changes it meanwhile comes before or
+    /// after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
+    /// [`Changed::Done`]; an end gives up an unfinished import.
+    ///
+    /// # Errors
+    /// As [`Self::change`].
+    pub async fn set_admin_state(
+        &self,
+        id: &CampaignId,
+        to: AdminState,
+        change: Change<'_>,
+    ) -> Result<Option<Changed>, SqlError> {
+        step::before("sql:set_admin_state").await;
+        let mut transaction = self.pool.begin().await?;
+        let Some(before) = lock(&mut transaction, id).await? else {
+            return Ok(None);
+        };
+        let changes = before.admin_state != to;
+        if changes && before.admin_state == AdminState::Ended {
+            return Ok(Some(Changed::Ended));
+        }
+        let needs_all_claims = to == AdminState::On || changes && to == AdminState::Paused;
+        if needs_all_claims && before.unfinished_import.is_some() {
+            return Ok(Some(Changed::ImportUnfinished));
+        }
+        if !changes {
+            return Ok(Some(Changed::Done(before)));
+        }
+        let after = Campaign { admin_state: to, version: before.version.next(), ..before.clone() };
+        let after = write_rules(&mut transaction, &before, &after, change).await?;
+        number_change(&mut transaction, id).await?;
         step::after(transaction.commit().await)?;
         Ok(Some(Changed::Done(after)))
     }
@@ -335,8 +373,10 @@ pub(super) async fn audit(
     after: &Campaign,
     change: Change<'_>,
 ) -> Result<(), SqlError> {
+    let number = draw_number(transaction).await?;
     sqlx::query(
-        "INSERT INTO audit (campaign_id, version, at, who, what, before, after) VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        "INSERT INTO audit (campaign_id, version, at, who, what, before, after, number) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
     )
     .bind(after.id.as_str())
     .bind(big(after.version))
@@ -345,6 +385,7 @@ pub(super) async fn audit(
     .bind(change.what)
     .bind(before.map(rules_json))
     .bind(rules_json(after))
+    .bind(number)
     .execute(&mut **transaction)
     .await?;
     Ok(())

@@ -11,6 +11,7 @@ use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Row as _};
 
+use super::audit::ClaimChange;
 use super::campaigns::{big, unsigned};
 use super::claims::bind_id;
 use super::pool::Transaction;
@@ -66,12 +67,14 @@ impl SqlStore {
         step::before("sql:write_entries").await;
         let mut transaction = self.pool.within(BULK).begin().await?;
         let locked = self.lock_campaigns(&mut transaction, batches).await?;
-        let mut rows = Vec::new();
+        let (mut rows, mut changes) = (Vec::new(), Vec::new());
         for (campaign, entries) in batches {
             let Locked { epoch, .. } = locked.get(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
             rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
+            changes.extend(changes_by_callers(campaign, entries, *epoch));
         }
         self.insert(rows).execute(&mut *transaction).await?;
+        self.audit_claims(&mut transaction, &changes).await?;
         step::after(transaction.commit().await)?;
         Ok(())
     }
@@ -101,7 +104,7 @@ impl SqlStore {
         let taken =
             sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
         let mut taken = unsigned(taken.try_get(0)?)?;
-        let mut revoked = 0;
+        let mut revoked = Vec::new();
         let mut rows = newest(entries);
         // Who came first stands.
         rows.sort_unstable_by_key(|row| row.place);
@@ -117,12 +120,16 @@ impl SqlStore {
                 let unguarded = Row { limit_at_decision: None, cumulative_taken: None, ..row };
                 let columns = unguarded.columns(campaign, Epoch::new(u64::MAX));
                 self.insert(vec![columns]).execute(&mut *transaction).await?;
-                revoked += 1;
+                revoked.push(row.event);
             }
             taken = taken_by_others + standing(&mut transaction, &id).await?;
         }
+        // Who changed a claim that never was is in no audit.
+        let mut changes: Vec<_> = changes_by_callers(campaign, entries, locked.epoch).collect();
+        changes.retain(|change| !revoked.iter().any(|event| change.is_of(event)));
+        self.audit_claims(&mut transaction, &changes).await?;
         step::after(transaction.commit().await)?;
-        Ok(revoked)
+        Ok(revoked.len() as u64)
     }
 
     /// Writes a row, unless a constraint of the database refuses it; returns whether it was written.
@@ -181,6 +188,16 @@ impl SqlStore {
             .await?;
         found.iter().map(|row| Ok((row.try_get(0)?, Locked::of(row)?))).collect()
     }
+}
+
+/// What callers have changed by `entries` of a campaign whose epoch is `epoch_now`; what an older one wrote is revoked.
+fn changes_by_callers<'a>(
+    campaign: &'a CampaignId,
+    entries: &'a [OutboxEntry],
+    epoch_now: Epoch,
+) -> impl Iterator<Item = ClaimChange<'a>> {
+    let standing = entries.iter().filter(move |entry| entry.epoch >= epoch_now);
+    standing.flat_map(move |entry| ClaimChange::of(campaign, entry))
 }
 
 /// A campaign, its newest epoch in a batch, and the sequence and the events that the batch shows for it: the counters of
@@ -394,7 +411,7 @@ mod tests {
     }
 
     fn entry(epoch: u64, events: Vec<ClaimEvent>) -> OutboxEntry {
-        OutboxEntry { id: "1-0".to_owned(), epoch: Epoch::new(epoch), count: 1, events }
+        OutboxEntry { id: "1-0".to_owned(), epoch: Epoch::new(epoch), count: 1, events, by: None }
     }
 
     #[test]

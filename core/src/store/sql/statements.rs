@@ -94,10 +94,11 @@ statements! {
     ONE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
         FROM claims WHERE campaign_id = $1 AND user_id = $2 AND digest = $3";
 
-    /// One claim confirmed, returned or expired: `$4` at `$5`. What is granted expires no more.
+    /// One claim confirmed, returned or expired: `$4` at `$5`. What is granted expires no more. Its
+    /// epoch and its revision then.
     TRANSITION = "UPDATE claims SET status = $4, revision = revision + 1, updated_at = $5, \
         expires_at = CASE WHEN $4 = 'granted' THEN NULL ELSE expires_at END \
-        WHERE campaign_id = $1 AND user_id = $2 AND digest = $3";
+        WHERE campaign_id = $1 AND user_id = $2 AND digest = $3 RETURNING epoch, revision";
 
     /// A page of a campaign's claims in the order of their sequence.
     PAGE = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \

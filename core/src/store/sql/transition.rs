@@ -1,9 +1,12 @@
 //! Claim transitions on an evicted campaign: only SQL has its claims, so they are confirmed and returned here, under the
 //! lock of the campaign's row, by the rules of `lua/transition.lua`.
 
+use claimgate_shared::ids::digest_text;
 use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
+use sqlx::Row as _;
 
-use super::campaigns::{self, big, number_change};
+use super::audit::ClaimChange;
+use super::campaigns::{self, big, number_change, unsigned};
 use super::claims::{self, ClaimRow, bind_id};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
@@ -24,7 +27,7 @@ pub enum Transitioned {
 }
 
 impl SqlStore {
-    /// Confirms or returns the claim `id` at `now`; idempotent, also under concurrent calls. A hold that is due expires
+    /// Confirms or returns the claim `id` at `now` for the caller of the name `by`; idempotent, also under concurrent calls. A hold that is due expires
     /// instead. Changes nothing unless the campaign is evicted at that moment: a core that loads it into Redis waits for
     /// this transaction, or this transaction finds it loaded.
     ///
@@ -34,6 +37,7 @@ impl SqlStore {
         &self,
         id: &ClaimId,
         transition: ClaimTransition,
+        by: &str,
         now: Timestamp,
     ) -> Result<Transitioned, SqlError> {
         step::before("sql:transition").await;
@@ -55,10 +59,10 @@ impl SqlStore {
         let Some(status) = next_status(&claim, transition, now) else {
             return Ok(Transitioned::Stands(claim));
         };
-        bind_id(sqlx::query(statements::TRANSITION), id)
+        let changed = bind_id(sqlx::query(statements::TRANSITION), id)
             .bind(status.as_str())
             .bind(now.as_ms())
-            .execute(&mut *transaction)
+            .fetch_one(&mut *transaction)
             .await?;
         let given_back = if status == ClaimStatus::Granted { 0 } else { u64::from(claim.quantity.get()) };
         // Each revision of a claim is an event of its campaign, here as in Redis.
@@ -72,6 +76,21 @@ impl SqlStore {
         .fetch_one(&mut *transaction)
         .await?;
         let campaign = campaigns::read(&campaign)?;
+        // An expiry is no caller's.
+        if status != ClaimStatus::Expired {
+            let change = ClaimChange {
+                campaign: &id.campaign,
+                user: id.user.as_str(),
+                digest: digest_text(&id.digest),
+                epoch: unsigned(changed.try_get("epoch")?)?,
+                revision: unsigned(changed.try_get("revision")?)?,
+                at: now,
+                who: by,
+                before: claim.status,
+                after: status,
+            };
+            self.audit_claims(&mut transaction, &[change]).await?;
+        }
         if given_back > 0 {
             number_change(&mut transaction, &campaign.id).await?;
         }

@@ -1,0 +1,180 @@
+//! Who confirmed and returned which claim, read through the API and the command line: each change once, none that was not
+//! made.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_client::campaign;
+use support::core_process::API_TOKEN;
+use support::postgres::Postgres;
+use support::wait::holds;
+use support::{Core, CoreOptions, Reply, SOON, eventually};
+
+const VERA: &str = "the-viewers-token-for-the-claims-audit";
+const OLGA: &str = "the-operators-token-for-the-claims-audit";
+
+fn options() -> CoreOptions {
+    let admins = format!("vera:viewer:{VERA},olga:operator:{OLGA}");
+    CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", admins)
+}
+
+/// A campaign that holds its claims for `seconds`; the ids of claims by these users.
+async fn held(core: &Core, id: &str, seconds: u64, users: &[&str]) -> Vec<String> {
+    let mut body = campaign(id, json!({}));
+    body["hold_seconds"] = json!(seconds);
+    core.create_with(body).await;
+    let mut ids = Vec::new();
+    for user in users {
+        let reply = core.claim(id, user, "k").await.expect(201).json();
+        ids.push(reply["claim"]["id"].as_str().unwrap().to_owned());
+    }
+    ids
+}
+
+async fn transition(core: &Core, id: &str, verb: &str, token: &str) -> Reply {
+    let url = core.url(&format!("/internal/v1/claims/{id}/{verb}"));
+    core.client().call(Method::POST, &url, token, &Value::Null).await
+}
+
+/// The items of a page of the audit.
+async fn items(core: &Core, query: &str) -> Vec<Value> {
+    let page = core.admin_get(&format!("/admin/v1/audit?{query}")).await.expect(200).json();
+    page["items"].as_array().unwrap().clone()
+}
+
+/// The items of one campaign once there are `count`.
+async fn until(core: &Core, campaign: &str, count: usize) -> Vec<Value> {
+    eventually(SOON, || async {
+        let items = items(core, &format!("campaign_id={campaign}")).await;
+        holds(items.len() == count, || format!("{} items, not {count}: {items:?}", items.len()))
+            .map(|()| items)
+    })
+    .await
+}
+
+/// Who, what, which claim, and its status before and after.
+fn of_claim(item: &Value) -> [&str; 5] {
+    let status = |name: &str| item[name]["status"].as_str().unwrap_or_default();
+    [
+        item["who"].as_str().unwrap(),
+        item["what"].as_str().unwrap(),
+        item["claim_id"].as_str().unwrap_or_default(),
+        status("before"),
+        status("after"),
+    ]
+}
+
+async fn each_is_listed_once_by_name(core: &Core) {
+    let ids = held(core, "demo", 600, &["ann", "bob", "cy", "dan"]).await;
+    let other = held(core, "other", 600, &["ann"]).await;
+    let admin = core.admin_token();
+    for (id, verb, token) in [
+        (&ids[0], "confirm", OLGA),
+        (&ids[1], "return", admin.as_str()),
+        (&ids[2], "confirm", API_TOKEN),
+        (&ids[2], "return", OLGA),
+    ] {
+        // The same once more changes nothing.
+        for _ in 0..2 {
+            transition(core, id, verb, token).await.expect(200);
+        }
+    }
+    transition(core, &other[0], "confirm", OLGA).await.expect(200);
+
+    // What is refused changes nothing.
+    transition(core, &ids[3], "confirm", VERA).await.refused(403, "forbidden");
+    transition(core, &ids[3], "return", "no-token-of-anybody-but-long-enough")
+        .await
+        .refused(401, "unauthenticated");
+    transition(core, &ids[1], "confirm", OLGA).await.refused(409, "claim_returned");
+    transition(core, &ids[0].replace(".ann.", ".eve."), "return", OLGA).await.refused(404, "claim_not_found");
+
+    let demo = until(core, "demo", 5).await;
+    let expected = [
+        ["olga", "confirm", &ids[0], "held", "granted"],
+        ["admin", "return", &ids[1], "held", "returned"],
+        ["shop", "confirm", &ids[2], "held", "granted"],
+        ["olga", "return", &ids[2], "granted", "returned"],
+    ];
+    assert_eq!(demo[1..].iter().map(of_claim).collect::<Vec<_>>(), expected);
+    assert_eq!((&demo[0]["what"], &demo[0]["claim_id"]), (&json!("create"), &Value::Null));
+    for item in &demo[1..] {
+        assert_eq!((&item["campaign_id"], &item["version"]), (&json!("demo"), &Value::Null));
+        assert!(item["at"].as_str().unwrap().ends_with('Z'), "{item}");
+    }
+    until(core, "other", 2).await;
+    pages_miss_none(core, 7).await;
+
+    // A change of the campaign comes after what was read.
+    let last = items(core, "").await.last().unwrap()["number"].as_u64().unwrap();
+    core.set_admin_state("demo", "pause").await.expect(200);
+    let new = items(core, &format!("after={last}")).await;
+    assert_eq!((new.len(), &new[0]["what"], &new[0]["claim_id"]), (1, &json!("pause"), &Value::Null));
+}
+
+/// Pages of two have all `count` items, each once, in rising order.
+async fn pages_miss_none(core: &Core, count: usize) {
+    let all = items(core, "").await;
+    assert_eq!(all.len(), count, "{all:?}");
+    let (mut seen, mut after) = (Vec::new(), "0".to_owned());
+    loop {
+        let page = core.admin_get(&format!("/admin/v1/audit?limit=2&after={after}")).await.expect(200).json();
+        seen.extend(page["items"].as_array().unwrap().clone());
+        let Some(next) = page["next_cursor"].as_str() else { break };
+        next.clone_into(&mut after);
+    }
+    assert_eq!(seen, all);
+    let numbers: Vec<_> = all.iter().map(|item| item["number"].as_u64().unwrap()).collect();
+    assert!(numbers.is_sorted_by(|one, next| one < next), "{numbers:?}");
+}
+
+#[tokio::test]
+async fn each_is_listed_once_by_name_on_sqlite() {
+    each_is_listed_once_by_name(&options().start().await).await;
+}
+
+#[tokio::test]
+async fn each_is_listed_once_by_name_on_postgresql() {
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => {
+            eprintln!("SKIPPED the claims' audit on PostgreSQL: {why}");
+            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
+            return;
+        }
+    };
+    let url = postgres.database("claimgate").await;
+    each_is_listed_once_by_name(&options().with("CLAIMGATE_DATABASE_URL", &url).start().await).await;
+}
+
+/// A hold that is due expires by whatever call comes first, which is no act of its caller.
+#[tokio::test]
+async fn an_expiry_is_no_callers() {
+    let core = options().start().await;
+    let ids = held(&core, "demo", 1, &["ann", "bob"]).await;
+    eventually(SOON, || async {
+        let reply = core.look_up(&ids[0]).await.expect(200).json();
+        holds(reply["claim"]["status"] == "expired", || reply.to_string())
+    })
+    .await;
+    transition(&core, &ids[0], "return", OLGA).await.expect(200);
+    transition(&core, &ids[1], "confirm", OLGA).await.refused(409, "claim_expired");
+    eventually(SOON, || async {
+        let rows = core.sql().claims("demo").await;
+        holds(rows.iter().all(|row| row.status == "expired"), || format!("{rows:?}"))
+    })
+    .await;
+    until(&core, "demo", 1).await;
+}
+
+/// Without holds: what was returned was granted.
+#[tokio::test]
+async fn a_grant_is_returned() {
+    let core = options().start().await;
+    core.create("demo", json!({})).await;
+    let id = core.claim("demo", "ann", "k").await.expect(201).json()["claim"]["id"].clone();
+    let id = id.as_str().unwrap();
+    transition(&core, id, "confirm", OLGA).await.expect(200);
+    transition(&core, id, "return", OLGA).await.expect(200);
+    let listed = until(&core, "demo", 2).await;
+    assert_eq!(of_claim(&listed[1]), ["olga", "return", id, "granted", "returned"]);
+}
