@@ -3,6 +3,7 @@
 //! Edge and core both speak in these. Nothing here does I/O or reads a clock: the time is an argument,
 //! so that every rule can be tested at any moment. Builds natively and for `wasm32-unknown-unknown`.
 
+pub mod admin;
 pub mod campaign;
 pub mod claim;
 pub mod claim_request;

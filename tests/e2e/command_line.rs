@@ -14,30 +14,30 @@ use support::{Core, CoreOptions, SOON, binary, eventually};
 
 /// What a command said, and how it ended.
 #[derive(Debug)]
-struct Said {
-    status: i32,
-    out: String,
-    err: String,
+pub(crate) struct Said {
+    pub(crate) status: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Said {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("no JSON ({error}): {self:?}"))
     }
 
-    fn ended(self, status: i32) -> Self {
+    pub(crate) fn ended(self, status: i32) -> Self {
         assert_eq!(self.status, status, "{self:?}");
         self
     }
 
     /// One line on standard error, which has `part`.
-    fn one_line(&self, part: &str) {
+    pub(crate) fn one_line(&self, part: &str) {
         let lines: Vec<_> = self.err.lines().collect();
         assert!(lines.len() == 1 && lines[0].contains(part), "not one line with {part}: {self:?}");
     }
 }
 
-async fn run(arguments: &[&str], environment: &[(&str, &str)], directory: &Path) -> Said {
+pub(crate) async fn run(arguments: &[&str], environment: &[(&str, &str)], directory: &Path) -> Said {
     run_into([Stdio::piped(), Stdio::piped()], arguments, environment, directory).await
 }
 
@@ -62,7 +62,7 @@ async fn run_into(
 }
 
 /// Runs a command against `core`, as on its own machine.
-async fn ask(core: &Core, arguments: &[&str]) -> Said {
+pub(crate) async fn ask(core: &Core, arguments: &[&str]) -> Said {
     ask_into([Stdio::piped(), Stdio::piped()], core, arguments).await
 }
 
@@ -132,7 +132,7 @@ async fn the_audit_shows_campaigns_and_claims() {
 #[tokio::test]
 async fn every_command_helps() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 20] = [
+    let commands: [&[&str]; 21] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -152,6 +152,7 @@ async fn every_command_helps() {
         &["return"],
         &["reconcile"],
         &["doctor"],
+        &["drill"],
         &["token"],
     ];
     for words in commands {

@@ -26,7 +26,7 @@ const LAYERS: [(&str, &[&str]); 15] = [
 const TOP: [&str; 4] = ["", "cli", "main", "store"];
 
 /// The crates whose files are looked at.
-const CRATES: [&str; 4] = ["shared", "core", "edge", "test-support"];
+const CRATES: [&str; 6] = ["shared", "rust-client", "drill", "core", "edge", "test-support"];
 
 /// A crate's modules by path, such as `engine::sync`, each with its source but for its tests.
 struct Crate(BTreeMap<String, String>);

@@ -1,12 +1,12 @@
 //! `claimgate campaign add`: units added to a campaign's total.
 
+use claimgate_client::random_key;
 use claimgate_shared::{CampaignId, IdempotencyKey};
 use clap::Args;
-use reqwest::Method;
 use serde_json::json;
 
 use super::call_args::CallArgs;
-use super::client::{Api, CallError, Core, random_key};
+use super::client::{CallError, Core};
 use super::exit_status::UNAVAILABLE;
 use super::printer::{say, show};
 use super::table;
@@ -30,21 +30,21 @@ impl AddArgs {
     /// Runs the command.
     pub(super) async fn run(self) -> Result<(), CallError> {
         let key = match self.key {
-            Some(key) => key.to_string(),
+            Some(key) => key,
             None => random_key()?,
         };
-        let path = format!("/admin/v1/campaigns/{}/add", self.id);
-        let body = json!({"units": self.units, "idempotency_key": key});
-        let reply = Core::new(&self.call)?.call(Api::Admin, Method::POST, &path, Some(body)).await;
-        let (_, mut campaign) = reply.inspect_err(|error| {
+        let core = Core::new(&self.call)?;
+        let reply = core.ask(core.admin.add(&self.id, self.units, &key)).await;
+        let reply = reply.inspect_err(|error| {
             if error.exit_status() == UNAVAILABLE {
                 say(&format_args!(
                     "the units may have been added: --key {key} asks again, and adds them once"
                 ));
             }
         })?;
+        let mut campaign = reply.json;
         campaign["idempotency_key"] = json!(key);
-        show(self.call.json, &campaign, || table::campaigns(std::slice::from_ref(&campaign)))?;
+        show(self.call.json, &campaign, || table::campaign(&campaign))?;
         Ok(())
     }
 }

@@ -2,11 +2,9 @@
 
 use claimgate_shared::CampaignId;
 use clap::Args;
-use reqwest::Method;
-use serde_json::{Value, json};
 
 use super::call_args::CallArgs;
-use super::client::{Api, CallError, Core};
+use super::client::{CallError, Core};
 use super::printer::show;
 use super::table;
 
@@ -23,21 +21,8 @@ impl AuditArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
         let core = Core::new(&self.call)?;
-        let of = self.campaign.map(|id| format!("&campaign_id={id}")).unwrap_or_default();
-        let mut items = Vec::new();
-        let mut after = "0".to_owned();
-        loop {
-            let path = format!("/admin/v1/audit?limit=1000&after={after}{of}");
-            let (_, mut page) = core.call(Api::Admin, Method::GET, &path, None).await?;
-            if let Value::Array(found) = page["items"].take() {
-                items.extend(found);
-            }
-            match page["next_cursor"].as_str() {
-                Some(next) => next.clone_into(&mut after),
-                None => break,
-            }
-        }
-        show(self.call.json, &json!(items), || table::audit(&items))?;
+        let changes = core.ask(core.admin.audit(self.campaign.as_ref())).await?.json;
+        show(self.call.json, &changes, || table::audit(&changes))?;
         Ok(())
     }
 }

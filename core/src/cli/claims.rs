@@ -2,7 +2,6 @@
 
 use claimgate_shared::{CampaignId, ClaimStatus, UserId};
 use clap::Args;
-use serde_json::json;
 
 use super::call_args::CallArgs;
 use super::client::{CallError, Core};
@@ -28,11 +27,10 @@ pub struct ClaimsArgs {
 impl ClaimsArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
-        let user = self.user.map(|user| format!("&user_id={user}")).unwrap_or_default();
-        let status = self.status.map(|status| format!("&status={}", status.as_str())).unwrap_or_default();
-        let path = format!("/admin/v1/campaigns/{}/claims?limit=1000{user}{status}", self.campaign);
-        let claims = Core::new(&self.call)?.list(&path).await?;
-        show(self.call.json, &json!(claims), || table::claims(&claims))?;
+        let core = Core::new(&self.call)?;
+        let claims = core.admin.claims(&self.campaign, self.user.as_ref(), self.status);
+        let claims = core.ask(claims).await?.json;
+        show(self.call.json, &claims, || table::claims(&claims))?;
         Ok(())
     }
 }

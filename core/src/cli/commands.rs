@@ -1,18 +1,29 @@
 //! What each command sends, and how it shows the answer.
 
-use claimgate_shared::{CampaignId, ClaimId, IdempotencyKey, Timestamp, UserId};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use claimgate_client::{Answer, ClaimCall, Error, NewCampaign, until_decided};
+use claimgate_shared::admin::AdminView;
+use claimgate_shared::claim_request::ClaimLookup;
+use claimgate_shared::jwt::UserTokens;
+use claimgate_shared::{
+    CampaignId, ClaimId, ClaimRequest, IdempotencyKey, Limits, Quantity, Timestamp, UserId,
+};
 use clap::{Args, Subcommand};
-use reqwest::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::addition::AddArgs;
 use super::call_args::CallArgs;
-use super::client::{Api, CallError, Core, random_key};
+use super::client::{CallError, Core};
 use super::imports::ImportArgs;
 use super::printer::show;
 use super::table;
 use crate::clock;
 use crate::config::Secrets;
+
+/// How long a claim is asked for again while its outcome is unknown: a person waits for it.
+const CLAIM_PATIENCE: Duration = Duration::from_secs(3);
 
 /// `claimgate campaign …`
 #[derive(Debug, Subcommand)]
@@ -50,6 +61,13 @@ pub struct IdArgs {
 #[derive(Debug, Clone, Copy)]
 struct LimitArg<const MIN: u32 = 1>(Option<u32>);
 
+impl LimitArg {
+    /// Absent is unlimited.
+    fn limit(arg: Option<Self>) -> Option<NonZeroU32> {
+        NonZeroU32::new(arg?.0?)
+    }
+}
+
 impl<const MIN: u32> std::str::FromStr for LimitArg<MIN> {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -78,6 +96,17 @@ struct LimitArgs {
 }
 
 impl LimitArgs {
+    /// Of a new campaign.
+    fn limits(&self) -> Limits {
+        Limits {
+            total: self.total.and_then(|limit| limit.0),
+            per_user: LimitArg::limit(self.per_user),
+            per_user_per_day: LimitArg::limit(self.per_user_per_day),
+            per_claim: LimitArg::limit(self.per_claim),
+        }
+    }
+
+    /// Those that are given, of a campaign that is changed.
     fn json(&self) -> Map<String, Value> {
         [
             ("total", self.total.map(|limit| limit.0)),
@@ -110,7 +139,7 @@ pub struct CreateArgs {
     time_zone: String,
     /// Hold claims for this long until they are confirmed
     #[arg(long, value_name = "SECONDS")]
-    hold_seconds: Option<std::num::NonZeroU32>,
+    hold_seconds: Option<NonZeroU32>,
     #[command(flatten)]
     limits: LimitArgs,
     #[command(flatten)]
@@ -149,49 +178,63 @@ impl CampaignCommand {
         match self {
             Self::Create(args) => args.run().await,
             Self::List(call) => list(&call).await,
-            Self::Show(args) => one(&args.call, Method::GET, &format!("/{}", args.id), None).await,
+            Self::Show(args) => args.run(async |core, id| core.admin.campaign(id).await).await,
             Self::Update(args) => args.run().await,
             Self::Add(args) => args.run().await,
-            Self::Pause(args) => one(&args.call, Method::POST, &format!("/{}/pause", args.id), None).await,
-            Self::Resume(args) => one(&args.call, Method::POST, &format!("/{}/resume", args.id), None).await,
-            Self::End(args) => one(&args.call, Method::POST, &format!("/{}/end", args.id), None).await,
+            Self::Pause(args) => args.run(async |core, id| core.admin.pause(id).await).await,
+            Self::Resume(args) => args.run(async |core, id| core.admin.resume(id).await).await,
+            Self::End(args) => args.run(async |core, id| core.admin.end(id).await).await,
             Self::Import(args) => args.run().await,
         }
     }
 }
 
-async fn one(call: &CallArgs, method: Method, path: &str, body: Option<Value>) -> Result<(), CallError> {
-    let path = format!("/admin/v1/campaigns{path}");
-    let (_, campaign) = Core::new(call)?.call(Api::Admin, method, &path, body).await?;
-    show(call.json, &campaign, || table::campaigns(std::slice::from_ref(&campaign)))?;
+impl IdArgs {
+    /// Runs a command that makes one call, and shows the campaign that it answers.
+    async fn run(
+        &self,
+        call: impl AsyncFnOnce(&Core, &CampaignId) -> Result<Answer<AdminView>, Error>,
+    ) -> Result<(), CallError> {
+        let core = Core::new(&self.call)?;
+        let campaign = core.ask(call(&core, &self.id)).await?;
+        show_campaign(&self.call, &campaign)
+    }
+}
+
+fn show_campaign(call: &CallArgs, campaign: &Answer<AdminView>) -> Result<(), CallError> {
+    show(call.json, &campaign.json, || table::campaign(&campaign.json))?;
     Ok(())
 }
 
 async fn list(call: &CallArgs) -> Result<(), CallError> {
-    let campaigns = Core::new(call)?.list("/admin/v1/campaigns?limit=1000").await?;
-    show(call.json, &json!(campaigns), || table::campaigns(&campaigns))?;
+    let core = Core::new(call)?;
+    let campaigns = core.ask(core.admin.campaigns()).await?.json;
+    show(call.json, &campaigns, || table::campaigns(&campaigns))?;
     Ok(())
 }
 
 impl CreateArgs {
     async fn run(self) -> Result<(), CallError> {
-        let body = json!({
-            "id": self.id, "name": self.name.unwrap_or_else(|| self.id.to_string()),
-            "starts_at": self.starts_at.unwrap_or_else(clock::now), "ends_at": self.ends_at,
-            "time_zone": self.time_zone, "hold_seconds": self.hold_seconds, "limits": self.limits.json(),
-        });
-        one(&self.call, Method::POST, "", Some(body)).await
+        let core = Core::new(&self.call)?;
+        let campaign = NewCampaign {
+            name: self.name.unwrap_or_else(|| self.id.to_string()),
+            id: self.id,
+            starts_at: self.starts_at.unwrap_or_else(clock::now),
+            ends_at: self.ends_at,
+            time_zone: self.time_zone,
+            limits: self.limits.limits(),
+            hold_seconds: self.hold_seconds,
+        };
+        show_campaign(&self.call, &core.ask(core.admin.create(&campaign)).await?)
     }
 }
 
 impl UpdateArgs {
     async fn run(self) -> Result<(), CallError> {
-        let path = format!("/{}", self.id);
-        let version = if let Some(version) = self.version {
-            json!(version)
-        } else {
-            let path = format!("/admin/v1/campaigns{path}");
-            Core::new(&self.call)?.call(Api::Admin, Method::GET, &path, None).await?.1["version"].take()
+        let core = Core::new(&self.call)?;
+        let version = match self.version {
+            Some(version) => json!(version),
+            None => core.ask(core.admin.campaign(&self.id)).await?.json["version"].take(),
         };
         let mut body = json!({"version": version, "limits": self.limits.json()});
         if let Some(name) = self.name {
@@ -206,7 +249,7 @@ impl UpdateArgs {
         if let Some(LimitArg(hold_seconds)) = self.hold_seconds {
             body["hold_seconds"] = json!(hold_seconds);
         }
-        one(&self.call, Method::PATCH, &path, Some(body)).await
+        show_campaign(&self.call, &core.ask(core.admin.change(&self.id, &body)).await?)
     }
 }
 
@@ -231,18 +274,22 @@ pub struct ClaimArgs {
 impl ClaimArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
-        let key = match self.key {
-            Some(key) => key.to_string(),
-            None => random_key()?,
-        };
-        let body = json!({
-            "campaign_id": self.campaign, "user_id": self.user, "quantity": self.quantity, "idempotency_key": key,
-        });
         let core = Core::new(&self.call)?;
-        let (status, mut reply) =
-            core.call(Api::Internal, Method::POST, "/internal/v1/claims", Some(body)).await?;
-        reply["idempotency_key"] = json!(key);
-        show(self.call.json, &reply, || table::claim(&reply, status == StatusCode::OK))?;
+        let (campaign_id, user_id) = (self.campaign, self.user);
+        let quantity = Quantity::try_from(self.quantity)
+            .map_err(|_| CallError::Usage("--quantity must be from 1 to 4294967295".to_owned()))?;
+        let mut call = match self.key {
+            Some(idempotency_key) => {
+                ClaimCall::again(ClaimRequest { campaign_id, user_id, quantity, idempotency_key })
+            }
+            None => ClaimCall::new(campaign_id, user_id, quantity)?,
+        };
+        let answer = core
+            .ask(until_decided(CLAIM_PATIENCE, async || core.internal.claim_once(&mut call).await))
+            .await?;
+        let mut reply = answer.json;
+        reply["idempotency_key"] = json!(call.request().idempotency_key);
+        show(self.call.json, &reply, || table::claim(&reply, answer.replayed))?;
         Ok(())
     }
 }
@@ -257,10 +304,20 @@ pub struct ClaimIdArgs {
 }
 
 impl ClaimIdArgs {
-    /// Runs the command; `verb` is the last part of the path.
-    pub async fn run(self, verb: &str) -> Result<(), CallError> {
-        let path = format!("/internal/v1/claims/{}/{verb}", self.claim);
-        let (_, reply) = Core::new(&self.call)?.call(Api::Internal, Method::POST, &path, None).await?;
+    /// Confirms the claim.
+    pub async fn confirm(self) -> Result<(), CallError> {
+        let core = Core::new(&self.call)?;
+        self.show(core.ask(core.internal.confirm(&self.claim)).await?)
+    }
+
+    /// Returns the claim.
+    pub async fn give_back(self) -> Result<(), CallError> {
+        let core = Core::new(&self.call)?;
+        self.show(core.ask(core.internal.give_back(&self.claim)).await?)
+    }
+
+    fn show(&self, answer: Answer<ClaimLookup>) -> Result<(), CallError> {
+        let reply = answer.json;
         show(self.call.json, &reply, || table::claim(&reply, false))?;
         Ok(())
     }
@@ -281,9 +338,12 @@ pub struct ReconcileArgs {
 impl ReconcileArgs {
     /// Runs the command; what still differs is a refusal.
     pub async fn run(self) -> Result<(), CallError> {
-        let method = if self.repair { Method::POST } else { Method::GET };
-        let path = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
-        let (_, reply) = Core::new(&self.call)?.call(Api::Admin, method, &path, None).await?;
+        let core = Core::new(&self.call)?;
+        let reply = if self.repair {
+            core.ask(core.admin.repair(&self.campaign)).await?.json
+        } else {
+            core.ask(core.admin.reconciliation(&self.campaign)).await?.json
+        };
         show(self.call.json, &reply, || table::reconciliation(&reply))?;
         if reply["agrees"] == json!(true) { Ok(()) } else { Err(CallError::Differs) }
     }
@@ -305,20 +365,23 @@ pub struct TokenArgs {
 impl TokenArgs {
     /// Runs the command.
     pub fn run(self) -> Result<(), CallError> {
-        let data_dir = &self.call.data.data_dir;
-        if std::env::var_os("CLAIMGATE_USER_JWT_KEY").is_none() && !data_dir.is_dir() {
-            let problem = format!(
-                "no directory {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_USER_JWT_KEY",
-                data_dir.display()
-            );
-            return Err(CallError::Usage(problem));
-        }
         let now = clock::now();
-        let token = Secrets::of(data_dir).user_tokens()?.mint(&self.user, now, self.ttl);
+        let token = user_tokens(&self.call)?.mint(&self.user, now, self.ttl);
         let token = token.map_err(|error| CallError::Usage(error.to_string()))?;
         let expires_at = now.saturating_add_ms(i64::from(self.ttl) * 1000);
         let reply = json!({"token": token, "user_id": self.user, "expires_at": expires_at});
         show(self.call.json, &reply, || token.clone())?;
         Ok(())
     }
+}
+
+/// What users' tokens are signed with on this machine: from the environment, else from the data directory.
+pub fn user_tokens(call: &CallArgs) -> Result<UserTokens, CallError> {
+    let data_dir = &call.data.data_dir;
+    if std::env::var_os("CLAIMGATE_USER_JWT_KEY").is_none() && !data_dir.is_dir() {
+        let problem =
+            format!("no directory {}; set CLAIMGATE_DATA_DIR or CLAIMGATE_USER_JWT_KEY", data_dir.display());
+        return Err(CallError::Usage(problem));
+    }
+    Ok(Secrets::of(data_dir).user_tokens()?)
 }

@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use claimgate_client::Answer;
 use claimgate_shared::{CampaignId, http};
 use clap::Args;
 use serde_json::Value;
@@ -13,8 +14,6 @@ use super::call_args::CallArgs;
 use super::client::{CallError, Core};
 use super::printer::{progress, show};
 
-/// Longer than core takes for any import.
-const WAIT: Duration = Duration::from_mins(11);
 const BYTES_PER_MB: f64 = 1e6;
 
 /// `claimgate campaign import`
@@ -39,10 +38,9 @@ impl ImportArgs {
         let csv = self.read()?;
         #[allow(clippy::cast_precision_loss)] // to a tenth of a megabyte
         let megabytes = csv.len() as f64 / BYTES_PER_MB;
-        let path = format!("/admin/v1/campaigns/{}/import", self.campaign);
         let core = Core::new(&self.call)?;
-        let answer = core.send_file(&path, csv, WAIT);
-        let reply = with_progress(megabytes, answer).await?;
+        let answer = core.ask(core.admin.import(&self.campaign, csv));
+        let reply = with_progress(megabytes, answer).await?.json;
         show(self.call.json, &reply, || {
             format!("{} claims imported, {} were there already", reply["imported"], reply["already"])
         })?;
@@ -63,8 +61,8 @@ impl ImportArgs {
 /// Waits for `answer`; on a terminal one line says how long it has taken so far.
 async fn with_progress(
     megabytes: f64,
-    answer: impl Future<Output = Result<Value, CallError>>,
-) -> Result<Value, CallError> {
+    answer: impl Future<Output = Result<Answer<Value>, CallError>>,
+) -> Result<Answer<Value>, CallError> {
     let mut answer = std::pin::pin!(answer);
     if !std::io::stderr().is_terminal() {
         return answer.await;

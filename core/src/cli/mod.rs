@@ -7,6 +7,7 @@ mod claims;
 mod client;
 mod commands;
 mod doctor;
+mod drill;
 mod exit_status;
 mod foreign;
 mod imports;
@@ -29,6 +30,7 @@ use claims::ClaimsArgs;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
 use doctor::DoctorArgs;
+use drill::DrillArgs;
 use foreign::DropForeignArgs;
 use replication::ReplicationArgs;
 
@@ -67,6 +69,8 @@ enum Command {
     /// Tell what is wrong or risky with this set-up
     #[command(after_help = "Exit status: 0 when all guarantees hold, warnings or not; 1 when one does not.")]
     Doctor(Box<DoctorArgs>),
+    /// Storm a scratch campaign of a running installation, then prove that nothing went wrong
+    Drill(Box<DrillArgs>),
     /// Remove another register's campaign from this Redis, once its claims are written to a file
     DropForeign(Box<DropForeignArgs>),
     /// Make a user's token, as the edge takes it
@@ -90,15 +94,13 @@ impl Cli {
             Command::Campaign(command) => finish(runtime.block_on(command.run())),
             Command::Claim(args) => finish(runtime.block_on(args.run())),
             Command::Claims(args) => finish(runtime.block_on(args.run())),
-            Command::Confirm(args) => finish(runtime.block_on(args.run("confirm"))),
-            Command::Return(args) => finish(runtime.block_on(args.run("return"))),
+            Command::Confirm(args) => finish(runtime.block_on(args.confirm())),
+            Command::Return(args) => finish(runtime.block_on(args.give_back())),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
             Command::Audit(args) => finish(runtime.block_on(args.run())),
             Command::Replication(args) => finish(runtime.block_on(args.run())),
-            Command::Doctor(args) => match runtime.block_on(args.run()) {
-                Ok(sound) => ExitCode::from(if sound { DONE } else { REFUSED }),
-                Err(error) => finish(Err(error)),
-            },
+            Command::Doctor(args) => judge(runtime.block_on(args.run())),
+            Command::Drill(args) => judge(runtime.block_on(args.run())),
             Command::DropForeign(args) => finish(runtime.block_on(args.run())),
             Command::Token(args) => finish(args.run()),
         }
@@ -144,6 +146,14 @@ fn finish(result: Result<(), CallError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::from(DONE),
         Err(error) => fail(error.exit_status(), &error),
+    }
+}
+
+/// As [`finish`], of a command that examines: what it finds wrong is a refusal.
+fn judge(result: Result<bool, CallError>) -> ExitCode {
+    match result {
+        Ok(sound) => ExitCode::from(if sound { DONE } else { REFUSED }),
+        Err(error) => finish(Err(error)),
     }
 }
 

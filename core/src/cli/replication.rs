@@ -1,11 +1,9 @@
 //! `claimgate replication`: which replicas must have a claim before it is acknowledged.
 
 use clap::{Args, Subcommand};
-use reqwest::Method;
-use serde_json::{Value, json};
 
 use super::call_args::CallArgs;
-use super::client::{Api, CallError, Core};
+use super::client::{CallError, Core};
 use super::printer::show;
 use super::table;
 
@@ -39,21 +37,20 @@ enum ReplicationCommand {
 impl ReplicationArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
-        const PATH: &str = "/admin/v1/replication";
-        match self.command {
-            None => send(&self.call, Method::GET, PATH, None).await,
-            Some(ReplicationCommand::Set { replicas, call }) => {
-                send(&call, Method::POST, PATH, Some(json!({ "replicas_min": replicas }))).await
+        let call = match &self.command {
+            None => &self.call,
+            Some(ReplicationCommand::Set { call, .. } | ReplicationCommand::AcceptLoss { call }) => call,
+        };
+        let core = Core::new(call)?;
+        let reply = match self.command {
+            None => core.ask(core.admin.replication()).await,
+            Some(ReplicationCommand::Set { replicas, .. }) => {
+                core.ask(core.admin.set_replicas(replicas)).await
             }
-            Some(ReplicationCommand::AcceptLoss { call }) => {
-                send(&call, Method::POST, &format!("{PATH}/accept-loss"), None).await
-            }
-        }
+            Some(ReplicationCommand::AcceptLoss { .. }) => core.ask(core.admin.accept_loss()).await,
+        };
+        let reply = reply?.json;
+        show(call.json, &reply, || table::replication(&reply))?;
+        Ok(())
     }
-}
-
-async fn send(call: &CallArgs, method: Method, path: &str, body: Option<Value>) -> Result<(), CallError> {
-    let (_, reply) = Core::new(call)?.call(Api::Admin, method, path, body).await?;
-    show(call.json, &reply, || table::replication(&reply))?;
-    Ok(())
 }

@@ -5,10 +5,15 @@ use comfy_table::{ContentArrangement, Table};
 use serde_json::Value;
 
 /// One row a campaign; a single one with all its rules.
-pub fn campaigns(campaigns: &[Value]) -> String {
-    let [campaign] = campaigns else {
-        return list(campaigns);
-    };
+pub fn campaigns(campaigns: &Value) -> String {
+    match campaigns.as_array().map(Vec::as_slice) {
+        Some([one]) => campaign(one),
+        several => list(several.unwrap_or_default()),
+    }
+}
+
+/// A campaign with all its rules.
+pub fn campaign(campaign: &Value) -> String {
     let limits = &campaign["limits"];
     let mut rows = vec![
         ("id", word(&campaign["id"])),
@@ -56,10 +61,10 @@ pub fn claim(reply: &Value, replayed: bool) -> String {
 }
 
 /// One row a claim.
-pub fn claims(claims: &[Value]) -> String {
+pub fn claims(claims: &Value) -> String {
     let mut table = table();
     table.set_header(["claim", "quantity", "status", "sequence", "claimed at"]);
-    for claim in claims {
+    for claim in claims.as_array().into_iter().flatten() {
         table.add_row(["id", "quantity", "status", "sequence", "claimed_at"].map(|name| word(&claim[name])));
     }
     table.to_string()
@@ -133,10 +138,10 @@ pub fn reconciliation(reply: &Value) -> String {
 }
 
 /// One row a change: what it changed, from what, and to what.
-pub fn audit(items: &[Value]) -> String {
+pub fn audit(items: &Value) -> String {
     let mut table = table();
     table.set_header(["at", "who", "what", "campaign or claim", "changed"]);
-    for item in items {
+    for item in items.as_array().into_iter().flatten() {
         let mut changed = Vec::new();
         if !item["before"].is_null() {
             differences("", &item["before"], &item["after"], &mut changed);

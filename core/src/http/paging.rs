@@ -6,20 +6,11 @@ use std::str::FromStr;
 use axum::extract::Query;
 use axum::http::Uri;
 use claimgate_shared::Problem;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 
 const PAGE_DEFAULT: u32 = 100;
 const PAGE_MAX: u32 = 1000;
-
-/// A page of a list.
-#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct Page<T> {
-    /// The items of the page.
-    pub items: Vec<T>,
-    /// The `cursor` of the next page; `null` on the last.
-    pub next_cursor: Option<String>,
-}
 
 /// The query of a list: its page.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]

@@ -2,10 +2,11 @@
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode};
+use claimgate_shared::admin::AdminView;
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, http};
 
-use super::campaigns::{AdminView, answer};
+use super::campaigns::answer;
 use crate::clock;
 use crate::domain::addition::Addition;
 use crate::engine::AddedUnits;

@@ -2,6 +2,7 @@
 
 use axum::extract::{Query, State};
 use axum::http::{StatusCode, Uri};
+use claimgate_shared::admin::Page;
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, ClaimId, Problem, Timestamp, Version};
 use serde::{Deserialize, Serialize};
@@ -9,7 +10,7 @@ use serde_json::Value;
 
 use crate::http::error::{ApiResult, no_such_campaign};
 use crate::http::extract::{Viewer, json};
-use crate::http::paging::{Page, page_size};
+use crate::http::paging::page_size;
 use crate::http::state::AppState;
 use crate::store::sql::AuditEntry;
 

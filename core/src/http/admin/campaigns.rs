@@ -2,10 +2,10 @@
 
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
+use claimgate_shared::CampaignId;
+use claimgate_shared::admin::{AdminView, Page};
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{CampaignId, CampaignView};
-use serde::{Deserialize, Serialize};
 
 use crate::clock;
 use crate::credentials::Caller;
@@ -15,50 +15,27 @@ use crate::engine::{CampaignStatus, Created};
 use crate::http::error::ApiResult;
 use crate::http::extract::{Admin, Operator, PathCampaign, Viewer, WithBody, json};
 use crate::http::middleware::in_time;
-use crate::http::paging::{Page, PageQuery};
+use crate::http::paging::PageQuery;
 use crate::http::state::AppState;
 use crate::store::sql::Change;
 
-/// A campaign with what only admins see.
-#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct AdminView {
-    /// What all callers see.
-    #[serde(flatten)]
-    pub campaign: CampaignView,
-    /// For how long claims are held before they must be confirmed; `null` grants at once.
-    pub hold_seconds: Option<u32>,
-    /// Whether claims can be decided; without it the counters are `null`, and so is `remaining`.
-    pub ready: bool,
-    /// Units taken.
-    pub taken: Option<u64>,
-    /// The last sequence given.
-    pub sequence: Option<u64>,
-    /// Raised by every rebuild of the counters.
-    pub epoch: u64,
-    /// Events that wait for SQL.
-    pub backlog: Option<u64>,
-    /// Whether an import of past claims is unfinished: until the same file has completed it, nothing is decided.
-    pub import_unfinished: bool,
-}
-
-impl From<CampaignStatus> for AdminView {
-    fn from(status: CampaignStatus) -> Self {
-        let CampaignStatus { campaign: rules, counters } = status;
-        let (taken, now) = counters.map_or_else(|| (0, clock::now()), |now| (now.taken, now.now));
-        let mut campaign = rules.view(taken, now);
-        if counters.is_none() {
-            campaign.remaining = None;
-        }
-        Self {
-            campaign,
-            hold_seconds: rules.hold_seconds.map(std::num::NonZeroU32::get),
-            ready: counters.is_some(),
-            taken: counters.map(|now| now.taken),
-            sequence: counters.map(|now| now.sequence),
-            epoch: rules.epoch.get(),
-            backlog: counters.map(|now| now.backlog),
-            import_unfinished: rules.unfinished_import.is_some(),
-        }
+/// What admins see of a campaign.
+fn view(status: CampaignStatus) -> AdminView {
+    let CampaignStatus { campaign: rules, counters } = status;
+    let (taken, now) = counters.map_or_else(|| (0, clock::now()), |now| (now.taken, now.now));
+    let mut campaign = rules.view(taken, now);
+    if counters.is_none() {
+        campaign.remaining = None;
+    }
+    AdminView {
+        campaign,
+        hold_seconds: rules.hold_seconds.map(std::num::NonZeroU32::get),
+        ready: counters.is_some(),
+        taken: counters.map(|now| now.taken),
+        sequence: counters.map(|now| now.sequence),
+        epoch: rules.epoch.get(),
+        backlog: counters.map(|now| now.backlog),
+        import_unfinished: rules.unfinished_import.is_some(),
     }
 }
 
@@ -69,7 +46,7 @@ pub(super) async fn answer(
     status: StatusCode,
     id: &CampaignId,
 ) -> ApiResult {
-    json(status, &AdminView::from(state.engine(caller).status(id).await?))
+    json(status, &view(state.engine(caller).status(id).await?))
 }
 
 /// Creates a campaign.
@@ -106,7 +83,7 @@ pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Ur
     let query = PageQuery::parse(&uri)?;
     let limit = query.limit()?;
     let page = state.engine(&caller).list(&query.cursor.unwrap_or_default(), limit).await?;
-    let items: Vec<_> = page.items.into_iter().map(AdminView::from).collect();
+    let items: Vec<_> = page.items.into_iter().map(view).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next_cursor })
 }
 

@@ -5,50 +5,28 @@ use axum::extract::State;
 use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
+use claimgate_shared::admin::{ClaimItem, Page};
 use claimgate_shared::problem::ProblemFields;
-use claimgate_shared::{CampaignId, ClaimStatus, Problem, Timestamp, UserId};
-use serde::{Deserialize, Serialize};
+use claimgate_shared::{CampaignId, ClaimStatus, Problem, UserId};
+use serde::Deserialize;
 
 use crate::domain::utc_offsets::day_text;
 use crate::http::error::ApiResult;
 use crate::http::extract::{PathCampaign, Viewer, json};
-use crate::http::paging::{Page, page_begin, page_size, parse_query};
+use crate::http::paging::{page_begin, page_size, parse_query};
 use crate::http::state::AppState;
 use crate::store::sql::{ClaimCursor, ClaimFilter, ClaimRow, SqlError, SqlStore};
 
-/// A claim in a list.
-#[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
-pub struct ClaimItem {
-    /// The claim's id.
-    pub id: String,
-    /// Who claimed.
-    pub user_id: String,
-    /// Units.
-    pub quantity: u32,
-    /// Its status.
-    pub status: ClaimStatus,
-    /// Its place.
-    pub sequence: u64,
-    /// The calendar day it counts on, in the campaign's time zone.
-    pub day: String,
-    /// When it was decided.
-    pub claimed_at: Timestamp,
-    /// When it got its status.
-    pub updated_at: Timestamp,
-}
-
-impl From<ClaimRow> for ClaimItem {
-    fn from(row: ClaimRow) -> Self {
-        Self {
-            id: row.claim.id.to_string(),
-            user_id: row.claim.user_id.to_string(),
-            quantity: row.claim.quantity.get(),
-            status: row.claim.status,
-            sequence: row.claim.sequence,
-            day: day_text(row.day),
-            claimed_at: row.claim.claimed_at,
-            updated_at: row.updated_at,
-        }
+fn item(row: &ClaimRow) -> ClaimItem {
+    ClaimItem {
+        id: row.claim.id.to_string(),
+        user_id: row.claim.user_id.to_string(),
+        quantity: row.claim.quantity.get(),
+        status: row.claim.status,
+        sequence: row.claim.sequence,
+        day: day_text(row.day),
+        claimed_at: row.claim.claimed_at,
+        updated_at: row.updated_at,
     }
 }
 
@@ -108,7 +86,7 @@ pub async fn list(
         return Ok(csv(engine.sync.sql.clone(), id, filter, after));
     }
     let page = engine.claims(&id, &filter, &after, limit).await?;
-    let items: Vec<ClaimItem> = page.rows.into_iter().map(ClaimItem::from).collect();
+    let items: Vec<ClaimItem> = page.rows.iter().map(item).collect();
     json(StatusCode::OK, &Page { items, next_cursor: page.next.map(|next| next.to_string()) })
 }
 
@@ -157,7 +135,7 @@ fn csv_text(rows: Vec<ClaimRow>, first: bool) -> Result<Bytes, CsvError> {
         ])?;
     }
     for row in rows {
-        writer.serialize(ClaimItem::from(row))?;
+        writer.serialize(item(&row))?;
     }
     Ok(writer.into_inner().map_err(Box::new)?.into())
 }

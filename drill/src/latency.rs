@@ -1,0 +1,120 @@
+//! How long answers took.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// Upper bounds of the bars, in milliseconds; a last bar has what took longer.
+const BARS_MS: [u32; 13] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000];
+
+/// How long answers took, each in microseconds: a drill has few enough to keep them all.
+#[derive(Debug, Default)]
+pub(crate) struct Latency(Vec<u32>);
+
+impl Latency {
+    /// Counts an answer; one that took longer than an hour counts as that.
+    pub(crate) fn record(&mut self, took: Duration) {
+        self.0.push(u32::try_from(took.as_micros()).unwrap_or(u32::MAX));
+    }
+
+    /// What is reported of them; `None` without any.
+    pub(crate) fn figures(&self) -> Option<LatencyFigures> {
+        let mut us = self.0.clone();
+        us.sort_unstable();
+        // The share in thousandths, so that whole numbers say which answer it is.
+        let at = |thousandths: usize| {
+            let rank = (us.len() * thousandths).div_ceil(1000);
+            us.get(rank.saturating_sub(1)).copied().map(ms)
+        };
+        Some(LatencyFigures {
+            answers: us.len(),
+            p50: at(500)?,
+            p90: at(900)?,
+            p99: at(990)?,
+            p99_9: at(999)?,
+            max: at(1000)?,
+            bars: bars(&us),
+        })
+    }
+}
+
+/// From the first that has any answers to the last; `us` is sorted.
+fn bars(us: &[u32]) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    let (mut over_ms, mut below) = (0, 0);
+    for up_to_ms in BARS_MS.map(Some).into_iter().chain([None]) {
+        let within = us.partition_point(|us| up_to_ms.is_none_or(|bound| *us <= bound * 1000));
+        bars.push(Bar { over_ms, up_to_ms, answers: within - below });
+        (over_ms, below) = (up_to_ms.unwrap_or_default(), within);
+    }
+    let is_empty = |bar: &Bar| bar.answers == 0;
+    bars.truncate(bars.iter().rposition(|bar| !is_empty(bar)).map_or(0, |last| last + 1));
+    bars.into_iter().skip_while(is_empty).collect()
+}
+
+fn ms(us: u32) -> f64 {
+    f64::from(us) / 1000.0
+}
+
+/// Latency in milliseconds.
+#[derive(Debug, Clone, Serialize)]
+pub struct LatencyFigures {
+    /// How many answers there were.
+    pub answers: usize,
+    /// Half of them took no longer.
+    pub p50: f64,
+    /// 90 of 100.
+    pub p90: f64,
+    /// 99 of 100.
+    pub p99: f64,
+    /// 999 of 1000.
+    pub p99_9: f64,
+    /// All of them.
+    pub max: f64,
+    /// How many took how long.
+    pub bars: Vec<Bar>,
+}
+
+/// Answers that took about as long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Bar {
+    /// They took longer than this, in milliseconds.
+    pub over_ms: u32,
+    /// And no longer than this, in milliseconds; `None` for the slowest.
+    pub up_to_ms: Option<u32>,
+    /// How many.
+    pub answers: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_answer_is_in_one_bar() {
+        let mut latency = Latency::default();
+        for ms in [3, 400, 7, 3, 90_000] {
+            latency.record(Duration::from_millis(ms));
+        }
+        let figures = latency.figures().unwrap();
+        assert_eq!(figures.bars.iter().map(|bar| bar.answers).sum::<usize>(), figures.answers);
+        assert_eq!(figures.bars[0], Bar { over_ms: 2, up_to_ms: Some(5), answers: 2 });
+        assert_eq!(figures.bars.last(), Some(&Bar { over_ms: 10_000, up_to_ms: None, answers: 1 }));
+        assert_eq!(format!("{} {} {}", figures.p50, figures.p90, figures.max), "7 90000 90000");
+    }
+
+    #[test]
+    fn the_hundredth_answer_of_a_hundred_is_not_within_p99() {
+        let mut latency = Latency::default();
+        for ms in 1..=100 {
+            latency.record(Duration::from_millis(ms));
+        }
+        let figures = latency.figures().unwrap();
+        assert_eq!(format!("{} {} {}", figures.p50, figures.p99, figures.p99_9), "50 99 100");
+    }
+
+    #[test]
+    fn without_an_answer_there_are_no_figures() {
+        assert!(Latency::default().figures().is_none());
+    }
+}

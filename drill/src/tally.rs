@@ -1,0 +1,153 @@
+//! What is counted while the storm goes on.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use claimgate_client::{Answer, Error};
+use claimgate_shared::ClaimReply;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::latency::Latency;
+
+/// A connection that the drill has cut itself.
+pub(crate) const CUT: &str = "cut off by the drill";
+const LOST: &str = "no answer";
+
+/// How long the storm is counted together, in milliseconds.
+const SLICE_MS: u64 = 100;
+/// The most slices that are reported: longer storms have longer ones.
+const SLICES_MAX: usize = 60;
+
+/// What is counted while the storm goes on.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    began: Instant,
+    ended: Option<Instant>,
+    /// How long answers took.
+    pub(crate) latency: Latency,
+    /// Tries by what came of them.
+    pub(crate) answers: BTreeMap<String, u64>,
+    slices: Vec<Slice>,
+    /// When a claim was decided last, or held back by the edge: while that goes on nothing is broken.
+    pub(crate) last_decided: Instant,
+}
+
+/// How the storm went.
+#[derive(Debug, Serialize)]
+pub struct Timeline {
+    /// How long each slice is, in seconds.
+    pub slice_s: f64,
+    /// One after the other, 60 at most.
+    pub slices: Vec<Slice>,
+}
+
+/// What was answered in a part of the storm.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Slice {
+    /// Claims that stand, replays included.
+    pub claimed: u64,
+    /// Denials.
+    pub denied: u64,
+    /// Tries without a decision.
+    pub undecided: u64,
+}
+
+impl Tally {
+    pub(crate) fn new() -> Self {
+        let began = Instant::now();
+        Self {
+            began,
+            ended: None,
+            latency: Latency::default(),
+            answers: BTreeMap::new(),
+            slices: Vec::new(),
+            last_decided: began,
+        }
+    }
+
+    /// Counts a try that was sent at `sent`, and what came of it.
+    pub(crate) fn count(&mut self, sent: Instant, answer: &Result<Answer<ClaimReply>, Error>) {
+        let (what, is_heard) = match answer {
+            Ok(answer) if answer.replayed => ("replayed", true),
+            Ok(_) => ("granted", true),
+            Err(error) => error.problem().map_or((LOST, false), |problem| (problem.code.as_str(), true)),
+        };
+        *self.answers.entry(what.to_owned()).or_default() += 1;
+        if is_heard {
+            self.latency.record(sent.elapsed());
+        }
+        let is_undecided = answer.as_ref().is_err_and(|error| error.retry_after().is_some());
+        let slice = self.slice();
+        match answer {
+            Ok(_) => slice.claimed += 1,
+            Err(_) if is_undecided => slice.undecided += 1,
+            Err(_) => slice.denied += 1,
+        }
+        if !is_undecided || answer.as_ref().is_err_and(is_rate_limited) {
+            self.last_decided = Instant::now();
+        }
+    }
+
+    /// Counts a try whose connection the drill has cut.
+    pub(crate) fn count_cut(&mut self) {
+        *self.answers.entry(CUT.to_owned()).or_default() += 1;
+        self.slice().undecided += 1;
+    }
+
+    /// The storm is over.
+    pub(crate) fn end(&mut self) {
+        self.ended = Some(Instant::now());
+    }
+
+    /// How long it went on.
+    pub(crate) fn lasted(&self) -> Duration {
+        self.ended.unwrap_or_else(Instant::now) - self.began
+    }
+
+    /// How it went, in no more parts than can be looked at.
+    pub(crate) fn timeline(&self) -> Timeline {
+        let together = self.slices.len().div_ceil(SLICES_MAX).max(1);
+        let slices = self.slices.chunks(together).map(|slices| {
+            slices.iter().fold(Slice::default(), |sum, slice| Slice {
+                claimed: sum.claimed + slice.claimed,
+                denied: sum.denied + slice.denied,
+                undecided: sum.undecided + slice.undecided,
+            })
+        });
+        let length = Duration::from_millis(SLICE_MS) * u32::try_from(together).unwrap_or(u32::MAX);
+        Timeline { slice_s: length.as_secs_f64(), slices: slices.collect() }
+    }
+
+    fn slice(&mut self) -> &mut Slice {
+        let slice = self.began.elapsed().as_millis() / u128::from(SLICE_MS);
+        // No storm is long enough for more.
+        let index = usize::from(u16::try_from(slice).unwrap_or(u16::MAX));
+        if self.slices.len() <= index {
+            self.slices.resize(index + 1, Slice::default());
+        }
+        &mut self.slices[index]
+    }
+}
+
+/// Whether the edge has refused since there were too many requests.
+pub(crate) fn is_rate_limited(error: &Error) -> bool {
+    error.problem().is_some_and(|problem| problem.status.as_u16() == 429)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_storm_is_told_in_no_more_slices_than_a_short_one() {
+        let mut tally = Tally::new();
+        let one = Slice { claimed: 1, denied: 2, undecided: 3 };
+        tally.slices = vec![one; 130];
+        let timeline = tally.timeline();
+        assert_eq!(timeline.slices.len(), 44);
+        assert_eq!(timeline.slices[0], Slice { claimed: 3, denied: 6, undecided: 9 });
+        assert_eq!(timeline.slices[43], one, "the last is what is left");
+        assert!((timeline.slice_s - 0.3).abs() < 1e-9);
+    }
+}

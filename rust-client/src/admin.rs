@@ -1,0 +1,236 @@
+//! Core's admin API. What has no type in `claimgate-shared` is answered as JSON; `docs/api.md` describes it.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use claimgate_shared::admin::{AdminView, ClaimItem};
+use claimgate_shared::http::CSV;
+use claimgate_shared::{CampaignId, ClaimStatus, IdempotencyKey, Limits, Timestamp, UserId};
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Method, RequestBuilder};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::listener::Listener;
+use crate::{Answer, Error};
+
+/// Longer than core takes for any import.
+const IMPORT_WAIT: Duration = Duration::from_mins(11);
+
+/// The most items of a page.
+const PAGE: u32 = 1000;
+
+/// A campaign to be created.
+#[derive(Debug, Clone, Serialize)]
+pub struct NewCampaign {
+    /// Its id.
+    pub id: CampaignId,
+    /// Its name, for people: 1 to 200 characters.
+    pub name: String,
+    /// When it opens.
+    pub starts_at: Timestamp,
+    /// When it closes; `None` never.
+    pub ends_at: Option<Timestamp>,
+    /// The IANA time zone whose calendar days count.
+    pub time_zone: String,
+    /// Its limits.
+    pub limits: Limits,
+    /// For how long claims are held until they are confirmed; `None` grants at once.
+    pub hold_seconds: Option<NonZeroU32>,
+}
+
+/// Core's admin API.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    listener: Listener,
+    token: String,
+}
+
+impl Admin {
+    /// The admin API at `address`, such as `http://127.0.0.1:8081`, with an admin's token.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] for an address that cannot be called.
+    pub fn new(address: &str, token: &str) -> Result<Self, Error> {
+        Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
+    }
+
+    /// Creates a campaign; done too when an identical one exists.
+    ///
+    /// # Errors
+    /// `campaign_exists` when it differs, and other problems.
+    pub async fn create(&self, campaign: &NewCampaign) -> Result<Answer<AdminView>, Error> {
+        self.listener.send(self.request(Method::POST, "/campaigns").json(campaign)).await
+    }
+
+    /// All campaigns, in the order of their ids.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn campaigns(&self) -> Result<Answer<Vec<AdminView>>, Error> {
+        self.list("/campaigns?", "cursor", "").await
+    }
+
+    /// A campaign with its live counters.
+    ///
+    /// # Errors
+    /// `campaign_not_found` and other problems.
+    pub async fn campaign(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
+        self.get(&format!("/campaigns/{id}")).await
+    }
+
+    /// Changes name, window, limits or hold. `change` has the `version` that it is made against; members left out stay.
+    ///
+    /// # Errors
+    /// `version_conflict` and other problems.
+    pub async fn change(&self, id: &CampaignId, change: &Value) -> Result<Answer<AdminView>, Error> {
+        self.listener.send(self.request(Method::PATCH, &format!("/campaigns/{id}")).json(change)).await
+    }
+
+    /// Adds `units` to the total, or takes them off it when negative; once for each `key`.
+    ///
+    /// # Errors
+    /// `quantity_out_of_range`, `campaign_ended` and other problems.
+    pub async fn add(
+        &self,
+        id: &CampaignId,
+        units: i64,
+        key: &IdempotencyKey,
+    ) -> Result<Answer<AdminView>, Error> {
+        let body = json!({"units": units, "idempotency_key": key});
+        self.listener.send(self.request(Method::POST, &format!("/campaigns/{id}/add")).json(&body)).await
+    }
+
+    /// Stops claims until resumed.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn pause(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
+        self.post(&format!("/campaigns/{id}/pause")).await
+    }
+
+    /// Lets claims in again.
+    ///
+    /// # Errors
+    /// `campaign_ended` and other problems.
+    pub async fn resume(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
+        self.post(&format!("/campaigns/{id}/resume")).await
+    }
+
+    /// Ends a campaign for good.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn end(&self, id: &CampaignId) -> Result<Answer<AdminView>, Error> {
+        self.post(&format!("/campaigns/{id}/end")).await
+    }
+
+    /// Imports past claims from a CSV file; answers `{"imported":n,"already":m}`.
+    ///
+    /// # Errors
+    /// `campaign_open`, `import_unfinished`, `invalid_request` with the first bad line, and other problems.
+    pub async fn import(&self, id: &CampaignId, csv: Vec<u8>) -> Result<Answer<Value>, Error> {
+        let request = self.request(Method::POST, &format!("/campaigns/{id}/import"));
+        self.listener.send(request.header(CONTENT_TYPE, CSV).body(csv).timeout(IMPORT_WAIT)).await
+    }
+
+    /// A campaign's claims as SQL has them, in the order of their sequence: all, or those of one user or status.
+    ///
+    /// # Errors
+    /// `campaign_not_found` and other problems.
+    pub async fn claims(
+        &self,
+        id: &CampaignId,
+        user: Option<&UserId>,
+        status: Option<ClaimStatus>,
+    ) -> Result<Answer<Vec<ClaimItem>>, Error> {
+        let user = user.map(|user| format!("user_id={user}&")).unwrap_or_default();
+        let status = status.map(|status| format!("status={}&", status.as_str())).unwrap_or_default();
+        self.list(&format!("/campaigns/{id}/claims?{user}{status}"), "cursor", "").await
+    }
+
+    /// Redis and SQL compared; `agrees` says whether nothing differs.
+    ///
+    /// # Errors
+    /// `campaign_not_found` and other problems.
+    pub async fn reconciliation(&self, id: &CampaignId) -> Result<Answer<Value>, Error> {
+        self.get(&format!("/campaigns/{id}/reconciliation")).await
+    }
+
+    /// Repairs what is safe to repair, then compares.
+    ///
+    /// # Errors
+    /// `campaign_not_found` and other problems.
+    pub async fn repair(&self, id: &CampaignId) -> Result<Answer<Value>, Error> {
+        self.post(&format!("/campaigns/{id}/reconciliation")).await
+    }
+
+    /// Who changed which campaign, when and how: of all campaigns, or of one.
+    ///
+    /// # Errors
+    /// `campaign_not_found` and other problems.
+    pub async fn audit(&self, campaign: Option<&CampaignId>) -> Result<Answer<Vec<Value>>, Error> {
+        let of = campaign.map(|id| format!("campaign_id={id}&")).unwrap_or_default();
+        self.list(&format!("/audit?{of}"), "after", "0").await
+    }
+
+    /// Which replicas must have a claim before it is acknowledged.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn replication(&self) -> Result<Answer<Value>, Error> {
+        self.get("/replication").await
+    }
+
+    /// Changes how many replicas must have a claim before it is acknowledged; with 0 none is waited for.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn set_replicas(&self, replicas_min: u32) -> Result<Answer<Value>, Error> {
+        let body = json!({"replicas_min": replicas_min});
+        self.listener.send(self.request(Method::POST, "/replication").json(&body)).await
+    }
+
+    /// Believes the servers that are the primaries now, though they may lack acknowledged claims.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn accept_loss(&self) -> Result<Answer<Value>, Error> {
+        self.post("/replication/accept-loss").await
+    }
+
+    /// All items of the list at `path`, whose query is open for more, page by page: `next` is the parameter that takes the
+    /// `next_cursor` of the page before, `first` what the first page has there.
+    async fn list<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        next: &str,
+        first: &str,
+    ) -> Result<Answer<Vec<T>>, Error> {
+        let (mut all, mut cursor) = (Vec::new(), first.to_owned());
+        loop {
+            let part = if cursor.is_empty() { String::new() } else { format!("&{next}={cursor}") };
+            let mut page: Answer<Value> = self.get(&format!("{path}limit={PAGE}{part}")).await?;
+            if let Value::Array(items) = page.json["items"].take() {
+                all.extend(items);
+            }
+            match page.json["next_cursor"].as_str() {
+                Some(next) => next.clone_into(&mut cursor),
+                None => return Ok(Answer::new(Value::Array(all), false)),
+            }
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.listener.request(method, &format!("/admin/v1{path}")).bearer_auth(&self.token)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
+        self.listener.send(self.request(Method::GET, path)).await
+    }
+
+    async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
+        self.listener.send(self.request(Method::POST, path)).await
+    }
+}

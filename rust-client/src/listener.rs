@@ -1,0 +1,102 @@
+//! One of claimgate's listeners, and the one way to call it.
+
+use std::time::Duration;
+
+use claimgate_shared::http::{REPLAYED, REPLAYED_HEADER};
+use reqwest::header::RETRY_AFTER;
+use reqwest::{Client, Method, RequestBuilder, Response, Url};
+use serde::de::DeserializeOwned;
+
+use crate::error::Problem;
+use crate::{Answer, Error};
+
+/// The longest wait for an answer: longer than claimgate takes for any call but an import.
+const WAIT: Duration = Duration::from_secs(10);
+
+/// A listener.
+#[derive(Debug, Clone)]
+pub(crate) struct Listener {
+    client: Client,
+    address: String,
+}
+
+impl Listener {
+    /// The listener at `address`, such as `http://127.0.0.1:8080`.
+    pub(crate) fn new(address: &str) -> Result<Self, Error> {
+        let wrong = |why: &str| {
+            Error::Setup(format!("{address}: must be http://HOST:PORT{why}; this client speaks no TLS"))
+        };
+        let url: Url = address.parse().map_err(|_| wrong(""))?;
+        if url.scheme() != "http" || !url.has_host() {
+            return Err(wrong(""));
+        }
+        if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+            return Err(wrong(" with nothing behind it"));
+        }
+        let client = Client::builder().timeout(WAIT).no_proxy().build();
+        let client = client.map_err(|error| Error::Setup(told(error)))?;
+        Ok(Self { client, address: address.trim_end_matches('/').to_owned() })
+    }
+
+    /// A request to be filled in; `path` begins with a slash and may have a query.
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.client.request(method, format!("{}{path}", self.address))
+    }
+
+    /// Sends `request` and reads the answer.
+    pub(crate) async fn send<T: DeserializeOwned>(
+        &self,
+        request: RequestBuilder,
+    ) -> Result<Answer<T>, Error> {
+        let response = request.send().await.map_err(|error| self.no_answer(told(error)))?;
+        let (status, retry_after) = (response.status(), retry_after(&response));
+        let replayed = response.headers().get(REPLAYED_HEADER).is_some_and(|value| value == REPLAYED);
+        let body = response.bytes().await.map_err(|error| self.no_answer(told(error)))?;
+        let foreign = || self.no_answer(format!("it answers {status}, but not as claimgate does"));
+        let json = serde_json::from_slice(&body).map_err(|_| foreign())?;
+        if status.is_success() {
+            return Ok(Answer::new(json, replayed));
+        }
+        Err(Problem::of(status, retry_after, json)
+            .map_or_else(foreign, |problem| Error::Problem(Box::new(problem))))
+    }
+
+    fn no_answer(&self, why: String) -> Error {
+        Error::NoAnswer { address: self.address.clone(), why }
+    }
+}
+
+fn retry_after(response: &Response) -> Option<Duration> {
+    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// An error with its causes, without the address that it was about.
+fn told(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_cannot_be_called_is_refused_at_once() {
+        for good in ["http://127.0.0.1:8080", "http://core.internal/", "http://[::1]:8787"] {
+            assert!(Listener::new(good).is_ok(), "{good}");
+        }
+        for bad in
+            ["", "127.0.0.1:8080", "https://claims.example.com", "http://", "http://h/v1", "http://h/?a=b"]
+        {
+            let error = Listener::new(bad).unwrap_err().to_string();
+            assert!(error.contains("must be http://HOST:PORT"), "{bad}: {error}");
+        }
+    }
+}

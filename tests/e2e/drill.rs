@@ -1,0 +1,225 @@
+//! `claimgate drill` as it is run against real installations: those that hold, those that are told to hold more, and those
+//! that cannot be drilled.
+
+use serde_json::{Value, json};
+use support::lossy_proxy::LossyProxy;
+use support::postgres::Postgres;
+use support::process::free_address;
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually};
+
+use super::command_line::{Said, ask, run};
+
+/// A small storm.
+const SMALL: [&str; 5] = ["--units", "40", "--users", "120", "--json"];
+
+/// Drills `core` directly.
+async fn drill(core: &Core, arguments: &[&str]) -> Said {
+    let url = core.url("");
+    ask(core, &[&["drill", &url], arguments].concat()).await
+}
+
+fn failed(report: &Value) -> Vec<&str> {
+    let checks = report["checks"].as_array().unwrap().iter();
+    checks.filter(|check| check["passed"] == false).map(|check| check["name"].as_str().unwrap()).collect()
+}
+
+/// Everything that a drill proves, on whatever database.
+async fn is_proven(core: &Core) {
+    let page = core.data_dir().join("drill.html");
+    let page = page.to_str().unwrap();
+    let report = drill(core, &[&SMALL[..], &["--report", page]].concat()).await.ended(0).json();
+    assert_eq!((&report["passed"], &report["through"]), (&json!(true), &json!("core")), "{report:#}");
+    assert_eq!(report["checks"].as_array().unwrap().len(), 10);
+    // At most all units, and the one that was returned: a grant whose connection was cut is heard of as a replay.
+    assert!((1..=41).contains(&report["answers"]["granted"].as_u64().unwrap()), "{report:#}");
+    assert!(
+        report["answers"]["sold_out"].as_u64().unwrap() > 0
+            && report["answers"]["replayed"].as_u64().unwrap() > 0
+    );
+    assert!(report["latency_ms"]["p99"].as_f64().unwrap() > 0.0);
+
+    let campaign = report["campaign_id"].as_str().unwrap();
+    assert!(campaign.starts_with("drill-"), "{campaign}");
+    let view = core.admin_get(&format!("/admin/v1/campaigns/{campaign}")).await.expect(200).json();
+    assert_eq!((&view["state"], &view["taken"]), (&json!("ended"), &json!(40)));
+
+    let html = std::fs::read_to_string(page).unwrap();
+    assert!(html.contains("passed: all 10 checks hold") && html.contains("<svg"), "{html}");
+    assert!(
+        !html.contains("http-equiv") && !html.contains("src=") && !html.contains("href="),
+        "fetches nothing"
+    );
+    drill(core, &[&SMALL[..], &["--report", page]].concat()).await.ended(2).one_line("drill.html");
+}
+
+#[tokio::test]
+async fn a_storm_on_core_is_proven_on_sqlite() {
+    is_proven(&Core::start().await).await;
+}
+
+#[tokio::test]
+async fn a_storm_on_core_is_proven_on_postgresql() {
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => {
+            eprintln!("SKIPPED a drill on PostgreSQL: {why}");
+            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
+            return;
+        }
+    };
+    let url = postgres.database("claimgate").await;
+    is_proven(&CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await).await;
+}
+
+#[tokio::test]
+async fn one_unit_more_than_there_is_fails_and_says_why() {
+    let core = Core::start().await;
+    let report = drill(&core, &[&SMALL[..], &["--expect", "41"]].concat()).await.ended(1).json();
+    assert_eq!(failed(&report), ["granted is what was to be granted"]);
+    let said = drill(&core, &["--units", "9", "--users", "30", "--expect", "10"]).await.ended(1);
+    assert!(said.out.contains("9 units granted, 10 expected"), "{said:?}");
+    assert!(said.out.contains("FAILED: 1 of 10 checks"), "{said:?}");
+    assert!(said.out.lines().all(|line| line.chars().count() <= 80), "{said:?}");
+}
+
+#[tokio::test]
+async fn fewer_users_than_units_and_users_who_want_several_are_proven_too() {
+    let core = Core::start().await;
+    let few = ["--units", "50", "--users", "20", "--duplicates", "50", "--json"];
+    let report = drill(&core, &few).await.ended(0).json();
+    assert!(report["answers"]["user_limit_reached"].as_u64().unwrap() >= 2, "{report:#}");
+    let several = ["--units", "50", "--users", "30", "--per-user", "3", "--duplicates", "0", "--json"];
+    let report = drill(&core, &several).await.ended(0).json();
+    assert_eq!(report["answers"].get("cut off by the drill"), None, "{report:#}");
+}
+
+#[tokio::test]
+async fn a_campaign_that_is_kept_stays_open() {
+    let core = Core::start().await;
+    let said = drill(&core, &["--units", "5", "--users", "5", "--json", "--keep"]).await.ended(0);
+    said.one_line("is kept");
+    let path = format!("/admin/v1/campaigns/{}", said.json()["campaign_id"].as_str().unwrap());
+    let view = core.admin_get(&path).await.expect(200).json();
+    assert_eq!(view["state"], "sold_out");
+}
+
+#[tokio::test]
+async fn what_cannot_be_drilled_is_said_in_one_line() {
+    let core = CoreOptions::default()
+        .with("CLAIMGATE_ADMIN_TOKENS", "olga:operator:an-operators-token-for-the-tests-only")
+        .start()
+        .await;
+    let nowhere = format!("http://{}", free_address());
+    for (url, part) in [
+        (nowhere.as_str(), "no answer from"),
+        (&core.admin_url(""), "takes no claims"),
+        ("https://claims.example.com", "no TLS"),
+        ("127.0.0.1:8080", "must be http://HOST:PORT"),
+    ] {
+        ask(&core, &["drill", url]).await.ended(2).one_line(part);
+    }
+    for wrong in [&["--units", "0"][..], &["--users", "0"], &["--duplicates", "51"], &["--connections", "0"]]
+    {
+        drill(&core, wrong).await.ended(2);
+    }
+    let (url, listen, admin) = (core.url(""), core.listen().to_string(), core.admin_listen().to_string());
+    let data = core.data_dir();
+    for (token, part) in [
+        ("not-the-token-but-long-enough-to-be-one", "unauthenticated"),
+        ("an-operators-token-for-the-tests-only", "forbidden"),
+    ] {
+        let environment = [
+            ("CLAIMGATE_LISTEN", listen.as_str()),
+            ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
+            ("CLAIMGATE_ADMIN_TOKEN", token),
+        ];
+        run(&["drill", &url], &environment, &data).await.ended(2).one_line(part);
+    }
+    let campaigns = core.admin_get("/admin/v1/campaigns").await.expect(200).json();
+    assert!(
+        campaigns["items"].as_array().unwrap().iter().all(|campaign| campaign["state"] == "ended"),
+        "{campaigns}"
+    );
+}
+
+#[tokio::test]
+async fn a_core_of_another_installation_is_not_drilled() {
+    let (core, other) = (Core::start().await, Core::start().await);
+    ask(&core, &["drill", &other.url("")]).await.ended(2).one_line("unauthenticated");
+}
+
+#[tokio::test]
+async fn a_core_that_is_killed_in_the_storm_is_still_proven() {
+    let core = Core::start().await;
+    let (internal, admin) = (LossyProxy::to(core.listen()), LossyProxy::to(core.admin_listen()));
+    let (listen, admin_listen) = (internal.listen.to_string(), admin.listen.to_string());
+    let (url, data) = (format!("http://{listen}"), core.data_dir());
+    let storm = async {
+        let environment = [
+            ("CLAIMGATE_LISTEN", listen.as_str()),
+            ("CLAIMGATE_ADMIN_LISTEN", admin_listen.as_str()),
+            ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
+        ];
+        let size = ["drill", &url, "--units", "3000", "--users", "4000", "--json"];
+        run(&size, &environment, &data).await
+    };
+    let fault = async {
+        let mut core = core;
+        until_storming(&core).await;
+        core.kill();
+        let core = core.restart().await;
+        internal.lead_to(core.listen());
+        admin.lead_to(core.admin_listen());
+        core
+    };
+    let (said, _core) = tokio::join!(storm, fault);
+    let report = said.ended(0).json();
+    let lost =
+        ["no answer", "unavailable", "campaign_not_ready"].map(|what| report["answers"][what].as_u64());
+    assert!(lost.iter().flatten().sum::<u64>() > 0, "the storm was over before core was killed: {report:#}");
+}
+
+/// Waits until a drill has some claims, and not yet all.
+async fn until_storming(core: &Core) {
+    eventually(SOON, || async {
+        let campaigns = core.admin_get("/admin/v1/campaigns").await.expect(200).json();
+        let taken = campaigns["items"][0]["taken"].as_u64().unwrap_or_default();
+        holds(taken > 100, || format!("{taken} units are taken"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_core_that_does_not_come_back_is_no_pass() {
+    let mut core = Core::start().await;
+    let data = core.data_dir();
+    let url = core.url("");
+    let (listen, admin) = (core.listen().to_string(), core.admin_listen().to_string());
+    let storm = async {
+        let environment = [
+            ("CLAIMGATE_LISTEN", listen.as_str()),
+            ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
+            ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
+        ];
+        run(&["drill", &url, "--units", "3000", "--users", "4000", "--patience", "2"], &environment, &data)
+            .await
+    };
+    let fault = async {
+        until_storming(&core).await;
+        core.kill();
+    };
+    let (said, ()) = tokio::join!(storm, fault);
+    let said = said.ended(2);
+    assert!(said.err.contains("could not be run"), "{said:?}");
+}
+
+#[tokio::test]
+async fn help_fits_eighty_columns() {
+    let directory = tempfile::tempdir().unwrap();
+    let help = run(&["drill", "--help"], &[("COLUMNS", "80")], directory.path()).await.ended(0);
+    assert!(help.out.lines().all(|line| line.chars().count() <= 80), "{}", help.out);
+    for flag in ["--units", "--users", "--expect", "--report", "--keep", "--json", "Exit status"] {
+        assert!(help.out.contains(flag), "{flag}: {}", help.out);
+    }
+}

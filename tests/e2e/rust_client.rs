@@ -1,0 +1,117 @@
+//! The crate `claimgate-client` against a real core: what is lost is asked for again and is the same claim.
+
+use std::time::{Duration, Instant};
+
+use claimgate_client::{Admin, ClaimCall, Error, Internal, NewCampaign, PATIENCE, random_key};
+use claimgate_shared::{CampaignId, ClaimRequest, ClaimStatus, Code, Limits, Quantity};
+use serde_json::json;
+use support::Core;
+use support::lossy_proxy::LossyProxy;
+use support::process::free_address;
+
+fn internal(core: &Core) -> Internal {
+    Internal::new(&core.url(""), &core.admin_token()).unwrap()
+}
+
+fn admin(core: &Core) -> Admin {
+    Admin::new(&core.admin_url(""), &core.admin_token()).unwrap()
+}
+
+fn call(campaign: &str, user: &str) -> ClaimCall {
+    ClaimCall::new(campaign.parse().unwrap(), user.parse().unwrap(), Quantity::ONE).unwrap()
+}
+
+/// The example in the crate's documentation.
+#[tokio::test]
+async fn a_claim_is_made_met_again_and_refused_by_name() {
+    let core = Core::start().await;
+    core.create("tickets", json!({"total": 1})).await;
+    let shop = internal(&core);
+    let mut alice = call("tickets", "alice");
+    let answer = shop.claim(&mut alice).await.unwrap();
+    assert!(!answer.replayed);
+    let reply = answer.read().unwrap();
+    assert_eq!((reply.claim.id.clone(), reply.remaining), (alice.claim_id(), Some(0)));
+    let again = shop.claim(&mut ClaimCall::again(alice.request().clone())).await.unwrap();
+    assert!(again.replayed);
+    assert_eq!(again.read().unwrap().claim, reply.claim);
+
+    let refused = shop.claim(&mut call("tickets", "bob")).await.unwrap_err();
+    assert!(refused.is(Code::SoldOut) && refused.retry_after().is_none(), "{refused}");
+    assert_eq!(refused.problem().unwrap().json["limit"], "total");
+    let other = ClaimRequest { quantity: Quantity::try_from(2).unwrap(), ..alice.request().clone() };
+    assert!(shop.claim(&mut ClaimCall::again(other)).await.unwrap_err().is(Code::IdempotencyKeyReused));
+
+    let given = shop.give_back(&alice.claim_id()).await.unwrap().read().unwrap();
+    assert_eq!(given.claim.status, ClaimStatus::Returned);
+    let left = shop.user_claims(&"tickets".parse().unwrap(), &"bob".parse().unwrap()).await.unwrap();
+    assert_eq!(left.read().unwrap().allowance.total, Some(1));
+}
+
+#[tokio::test]
+async fn a_lost_answer_is_asked_for_again_without_the_mark_and_is_the_same_claim() {
+    let core = Core::start().await;
+    core.create("tickets", json!({"total": 10})).await;
+    let proxy = LossyProxy::to(core.listen());
+    let shop = Internal::new(&format!("http://{}", proxy.listen), &core.admin_token()).unwrap();
+    proxy.lose_answers(2);
+    let mut alice = call("tickets", "alice");
+    let answer = shop.claim(&mut alice).await.unwrap();
+    assert!(answer.replayed, "the first try was decided, and its answer lost");
+    assert_eq!(answer.read().unwrap().claim.id, alice.claim_id());
+    assert_eq!(core.sql().until("tickets", 1).await.len(), 1);
+    let sent: String = proxy.said(alice.request().idempotency_key.as_str()).concat().to_lowercase();
+    assert_eq!(sent.matches("claimgate-attempt").count(), 1, "the first try alone is marked: {sent}");
+    assert_eq!(sent.matches("post /internal/v1/claims").count(), 3);
+}
+
+#[tokio::test]
+async fn a_core_that_is_not_there_is_given_up_after_a_while_with_its_address() {
+    let nowhere = free_address().to_string();
+    let shop = Internal::new(&format!("http://{nowhere}"), "any").unwrap();
+    let began = Instant::now();
+    let error = shop.claim(&mut call("tickets", "alice")).await.unwrap_err();
+    assert!(matches!(&error, Error::NoAnswer { address, .. } if address.contains(&nowhere)), "{error}");
+    assert!((PATIENCE / 2..PATIENCE + Duration::from_secs(5)).contains(&began.elapsed()));
+}
+
+#[tokio::test]
+async fn an_admin_creates_changes_lists_and_ends() {
+    let core = Core::start().await;
+    let admin = admin(&core);
+    let id: CampaignId = "tickets".parse().unwrap();
+    let new = NewCampaign {
+        id: id.clone(),
+        name: "Tickets".to_owned(),
+        starts_at: "2026-01-01T00:00:00Z".parse().unwrap(),
+        ends_at: None,
+        time_zone: "Asia/Shanghai".to_owned(),
+        limits: Limits { total: Some(2), ..Limits::default() },
+        hold_seconds: None,
+    };
+    let made = admin.create(&new).await.unwrap().read().unwrap();
+    assert_eq!((made.campaign.time_zone.as_str(), made.campaign.limits), ("Asia/Shanghai", new.limits));
+    let key = random_key().unwrap();
+    for replayed in [false, true] {
+        let added = admin.add(&id, 3, &key).await.unwrap();
+        assert_eq!((added.replayed, added.read().unwrap().campaign.limits.total), (replayed, Some(5)));
+    }
+    let stale = admin.change(&id, &json!({"version": 1, "name": "Late"})).await.unwrap_err();
+    assert!(stale.is(Code::VersionConflict), "{stale}");
+    let named = admin.change(&id, &json!({"version": 2, "name": "New"})).await.unwrap().read().unwrap();
+    assert_eq!(named.campaign.name, "New");
+
+    for user in ["alice", "bob"] {
+        internal(&core).claim(&mut call("tickets", user)).await.unwrap();
+    }
+    core.sql().until("tickets", 2).await;
+    assert_eq!(admin.claims(&id, None, None).await.unwrap().read().unwrap().len(), 2);
+    let bobs = admin.claims(&id, Some(&"bob".parse().unwrap()), Some(ClaimStatus::Granted)).await.unwrap();
+    assert_eq!(bobs.read().unwrap()[0].user_id, "bob");
+    assert_eq!(admin.campaigns().await.unwrap().read().unwrap().len(), 1);
+    let audit = admin.audit(Some(&id)).await.unwrap().json;
+    let what: Vec<_> = audit.as_array().unwrap().iter().map(|item| item["what"].clone()).collect();
+    assert_eq!(what, ["create", "add", "update"]);
+    assert_eq!(admin.end(&id).await.unwrap().json["state"], "ended");
+    assert!(admin.campaign(&"none".parse().unwrap()).await.unwrap_err().is(Code::CampaignNotFound));
+}
