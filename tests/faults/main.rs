@@ -13,6 +13,7 @@ mod evicted;
 mod export;
 mod failover;
 mod failovers;
+mod feed;
 mod fixture;
 mod flow;
 mod import;

@@ -37,6 +37,9 @@ pub enum EngineError {
     /// An import is unfinished: until the same file has completed it, the campaign can only be ended.
     #[error("an import is unfinished")]
     ImportUnfinished,
+    /// What was given as a cursor is no place of this database's feed.
+    #[error("the cursor is not of this feed")]
+    CursorInvalid,
     /// The claim stands as it is, and cannot become what was asked for.
     #[error("the claim is {}", .0.status.as_str())]
     ClaimStands(Box<Claim>),

@@ -73,6 +73,10 @@ fn problem(error: EngineError) -> Problem {
             Code::ImportUnfinished,
             "an import is unfinished: the same file again completes it, and no other one; an end gives it up",
         ),
+        EngineError::CursorInvalid => Problem::new(
+            Code::CursorInvalid,
+            "it is of another feed or beyond this one's end: begin without a cursor, and all claims are told again",
+        ),
         EngineError::ClaimStands(claim) => {
             let code = match claim.status {
                 claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,

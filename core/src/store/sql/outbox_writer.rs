@@ -13,6 +13,7 @@ use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::campaigns::{big, unsigned};
 use super::claims::bind_id;
+use super::feed_writer::{FeedRow, feed_rows};
 use super::pool::Transaction;
 use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::counters::Epoch;
@@ -71,19 +72,29 @@ impl SqlStore {
             let Locked { epoch, .. } = locked.get(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
             rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
         }
-        self.insert(rows).execute(&mut *transaction).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        self.write_and_commit(transaction, rows).await
     }
 
-    /// The statement that writes a campaign's `entry`, of the epoch that the campaign is of.
-    pub(super) fn insert_entry(
+    /// Writes a campaign's `entry`, of the epoch that the campaign is of, as the last thing that `transaction` does.
+    pub(super) async fn write_entry_and_commit(
         &self,
+        transaction: Transaction,
         campaign: &CampaignId,
         entry: &OutboxEntry,
-    ) -> Query<'static, Any, AnyArguments> {
+    ) -> Result<(), OutboxWriteError> {
         let rows = newest(slice::from_ref(entry));
-        self.insert(rows.into_iter().map(|row| row.columns(campaign, entry.epoch)).collect())
+        let rows = rows.into_iter().map(|row| row.columns(campaign, entry.epoch)).collect();
+        self.write_and_commit(transaction, rows).await
+    }
+
+    async fn write_and_commit(
+        &self,
+        mut transaction: Transaction,
+        rows: Vec<Columns<'_>>,
+    ) -> Result<(), OutboxWriteError> {
+        let told = told(&rows);
+        self.insert(rows).execute(&mut *transaction).await?;
+        Ok(self.commit_told(transaction, &told).await?)
     }
 
     /// Writes a suspended campaign's entries one by one. A claim that the database's constraints refuse is stored as
@@ -103,6 +114,8 @@ impl SqlStore {
         let mut taken = unsigned(taken.try_get(0)?)?;
         let mut revoked = 0;
         let mut rows = newest(entries);
+        let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, locked.epoch)).collect();
+        let told = told(&columns);
         // Who came first stands.
         rows.sort_unstable_by_key(|row| row.place);
         for row in rows {
@@ -121,7 +134,7 @@ impl SqlStore {
             }
             taken = taken_by_others + standing(&mut transaction, &id).await?;
         }
-        step::after(transaction.commit().await)?;
+        self.commit_told(transaction, &told).await?;
         Ok(revoked)
     }
 
@@ -264,6 +277,12 @@ struct Row<'a> {
 type Columns<'a> = (GroupColumns<'a>, ClaimColumns<'a>);
 type GroupColumns<'a> = (u64, u8, u32, Option<u64>, &'a str, &'a str);
 type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>);
+
+/// What the feed tells of `rows`.
+fn told<'a>(rows: &[Columns<'a>]) -> Vec<FeedRow<'a>> {
+    let claims: Vec<_> = rows.iter().map(|(group, claim)| (group.4, claim.0, claim.1.as_str())).collect();
+    feed_rows(&claims)
+}
 
 /// Room for a row's JSON, so that megabytes are not copied while it grows.
 const ROW_BYTES: usize = 128;
