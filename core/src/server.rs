@@ -95,7 +95,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
                 told = drained(&mut told, &state, config.drain) => told,
                 lost = keep(&right, sql.is_sqlite()) => Err(lost.into()),
             };
-            state.set_serving(ended.is_ok());
+            state.stop(ended.is_ok());
             tracing::info!("stopping");
             stop_serving.send_replace(true);
             in_time("the listeners", LISTENERS_MAX, async { tokio::join!(internal, admin) }).await;

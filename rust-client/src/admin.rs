@@ -18,6 +18,9 @@ use crate::{Answer, Error};
 /// Longer than core takes for any import.
 const IMPORT_WAIT: Duration = Duration::from_mins(11);
 
+/// Longer than core takes for a page of changes once it has stopped waiting for them.
+const CHANGES_WAIT: Duration = Duration::from_secs(10);
+
 /// The most items of a page.
 const PAGE: u32 = 1000;
 
@@ -173,6 +176,25 @@ impl Admin {
     pub async fn audit(&self, campaign: Option<&CampaignId>) -> Result<Answer<Vec<Value>>, Error> {
         let of = campaign.map(|id| format!("campaign_id={id}&")).unwrap_or_default();
         self.list(&format!("/audit?{of}"), "after", "0").await
+    }
+
+    /// A page of the feed of changed claims behind the cursor `after`, of at most `limit` items (1 to 1000), of all campaigns or
+    /// of one. While there is nothing, core waits for `wait_s` (0 to 30).
+    ///
+    /// # Errors
+    /// `cursor_invalid` and other problems.
+    pub async fn changes(
+        &self,
+        after: Option<&str>,
+        campaign: Option<&CampaignId>,
+        limit: u32,
+        wait_s: u32,
+    ) -> Result<Answer<Value>, Error> {
+        let after = after.map(|after| format!("&after={after}")).unwrap_or_default();
+        let of = campaign.map(|id| format!("&campaign_id={id}")).unwrap_or_default();
+        let path = format!("/changes?limit={limit}&wait_s={wait_s}{of}{after}");
+        let wait = Duration::from_secs(wait_s.into()) + CHANGES_WAIT;
+        self.listener.send(self.request(Method::GET, &path).timeout(wait)).await
     }
 
     /// Which replicas must have a claim before it is acknowledged.

@@ -66,6 +66,7 @@ codes! {
     NotFound = "not_found", 404, "Not found";
     MethodNotAllowed = "method_not_allowed", 405, "Method not allowed";
     RequestTimeout = "request_timeout", 408, "Request took too long";
+    CursorInvalid = "cursor_invalid", 410, "Cursor invalid";
     InvalidRequest = "invalid_request", 400, "Invalid request";
     QuantityOutOfRange = "quantity_out_of_range", 422, "Quantity out of range";
     IdempotencyKeyReused = "idempotency_key_reused", 422, "Idempotency key reused";

@@ -29,6 +29,8 @@ pub struct CoreOptions {
     program: Option<PathBuf>,
     /// `None`: a free address.
     listen: Option<SocketAddr>,
+    /// `None`: a free address.
+    admin: Option<SocketAddr>,
 }
 
 impl CoreOptions {
@@ -57,6 +59,13 @@ impl CoreOptions {
     #[must_use]
     pub fn listen_at(mut self, listen: SocketAddr) -> Self {
         self.listen = Some(listen);
+        self
+    }
+
+    /// With the admin API at `admin`, after a restart too.
+    #[must_use]
+    pub fn admin_at(mut self, admin: SocketAddr) -> Self {
+        self.admin = Some(admin);
         self
     }
 
@@ -115,7 +124,8 @@ impl Core {
     }
 
     fn launch_on(servers: Option<Arc<Servers>>, directory: Arc<TempDir>, options: CoreOptions) -> Self {
-        let (listen, admin) = (options.listen.unwrap_or_else(free_address), free_address());
+        let listen = options.listen.unwrap_or_else(free_address);
+        let admin = options.admin.unwrap_or_else(free_address);
         let mut command = command(&options.program.clone().unwrap_or_else(binary::claimgate));
         command
             .arg("serve")

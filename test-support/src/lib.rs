@@ -23,6 +23,7 @@ pub mod core_client;
 pub mod core_process;
 pub mod edge;
 pub mod fault_proxy;
+pub mod follower;
 pub mod inspect;
 pub mod lossy_proxy;
 pub mod network;

@@ -6,7 +6,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 use support::core_client::campaign;
-use support::process::{command, free_address};
+use support::process::{Process, command, free_address};
 use support::signing::claim_id;
 use support::stand_in::{Canned, StandIn};
 use support::wait::holds;
@@ -132,7 +132,7 @@ async fn the_audit_shows_campaigns_and_claims() {
 #[tokio::test]
 async fn every_command_helps() {
     let directory = tempfile::tempdir().unwrap();
-    let commands: [&[&str]; 21] = [
+    let commands: [&[&str]; 22] = [
         &[],
         &["serve"],
         &["campaign"],
@@ -154,6 +154,7 @@ async fn every_command_helps() {
         &["doctor"],
         &["drill"],
         &["token"],
+        &["changes"],
     ];
     for words in commands {
         let help = run(&[words, &["--help"]].concat(), &[], directory.path()).await.ended(0);
@@ -538,4 +539,82 @@ async fn claims_are_listed_by_user_and_status() {
     ask(&core, &["claims", "nowhere"]).await.ended(1).one_line("campaign_not_found");
     let wrong = ask(&core, &["claims", "demo", "--status", "lost"]).await.ended(2);
     assert!(wrong.err.contains("must be granted, held, returned, expired or revoked"), "{wrong:?}");
+}
+
+#[tokio::test]
+async fn changed_claims_are_printed_a_line_each() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    core.create("other", json!({})).await;
+    for user in ["alice", "bob", "carl"] {
+        core.claim("demo", user, "k").await.expect(201);
+    }
+    core.claim("other", "dora", "k").await.expect(201);
+    core.sql().until("demo", 3).await;
+    core.sql().until("other", 1).await;
+    let lines = async |options: &[&str]| -> Vec<Value> {
+        let said = ask(&core, &[&["changes"], options].concat()).await.ended(0);
+        assert!(said.err.is_empty(), "{said:?}");
+        said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let all = lines(&[]).await;
+    assert_eq!(all.len(), 4);
+    assert_eq!(lines(&["--json"]).await, all);
+    assert_eq!(lines(&["--limit", "3"]).await, all[..3]);
+    assert_eq!(lines(&["--follow", "--limit", "3"]).await, all[..3]);
+    assert_eq!(lines(&["--after", all[1]["cursor"].as_str().unwrap()]).await, all[2..]);
+    let of_other = lines(&["--campaign", "other"]).await;
+    assert_eq!((of_other.len(), &of_other[0]["claim"]["user_id"]), (1, &json!("dora")));
+    ask(&core, &["changes", "--campaign", "none"]).await.ended(1).one_line("campaign_not_found");
+    for after in ["1.2.3", "a b", "#"] {
+        ask(&core, &["changes", "--follow", "--after", after]).await.ended(1).one_line("cursor_invalid");
+    }
+    ask(&core, &["changes", "--limit", "0"]).await.ended(2);
+    for options in [&["changes"][..], &["changes", "--follow"]] {
+        let said = ask_into([broken_pipe(), Stdio::piped()], &core, options).await.ended(0);
+        assert!(said.err.is_empty(), "{said:?}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let environment = [("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length")];
+    let nowhere = free_address().to_string();
+    let words = ["changes", "--follow", "--admin-listen", &nowhere];
+    run(&words, &environment, directory.path()).await.ended(3).one_line("no answer from core");
+}
+
+#[tokio::test]
+async fn changes_are_followed_over_a_restart_of_core() {
+    let mut core = CoreOptions::default().admin_at(free_address()).start().await;
+    core.create("demo", json!({})).await;
+    let out = core.data_dir().join("../changes.jsonl");
+    let err = core.data_dir().join("../changes.err");
+    let mut command = command(&binary::claimgate());
+    command.args(["changes", "--follow"]).current_dir(core.data_dir());
+    command.env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
+    command.env("CLAIMGATE_DATA_DIR", core.data_dir()).stdin(Stdio::null());
+    command.stdout(std::fs::File::create(&out).unwrap()).stderr(std::fs::File::create(&err).unwrap());
+    let _follows = Process::start(command);
+    let users = async |expected: &[&str]| {
+        eventually(SOON, || async {
+            let text = std::fs::read_to_string(&out).unwrap();
+            let items = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap_or_default());
+            let users: Vec<_> = items.map(|item| item["claim"]["user_id"].clone()).collect();
+            holds(users == expected, || text.clone())
+        })
+        .await;
+    };
+    core.claim("demo", "alice", "k").await.expect(201);
+    users(&["alice"]).await;
+    core.kill();
+    eventually(SOON, || async {
+        let said = std::fs::read_to_string(&err).unwrap();
+        holds(said.contains("asking again"), || said.clone())
+    })
+    .await;
+    core = core.restart().await;
+    core.claim("demo", "bob", "k").await.expect(201);
+    users(&["alice", "bob"]).await;
+    core.stop().await;
+    let core = core.restart().await;
+    core.claim("demo", "carl", "k").await.expect(201);
+    users(&["alice", "bob", "carl"]).await;
 }

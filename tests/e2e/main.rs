@@ -9,6 +9,7 @@ mod audit;
 mod bad_calls;
 mod bad_campaigns;
 mod bad_input;
+mod changes;
 mod claim_audit;
 mod claim_batches;
 mod claim_flow;

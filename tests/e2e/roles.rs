@@ -33,6 +33,7 @@ fn calls(held: &str) -> Vec<Call> {
         admin(Method::GET, "/campaigns/demo/claims", none(), 0),
         admin(Method::GET, "/campaigns/demo/reconciliation", none(), 0),
         admin(Method::GET, "/audit", none(), 0),
+        admin(Method::GET, "/changes", none(), 0),
         admin(Method::GET, "/replication", none(), 0),
         internal(Method::GET, "/campaigns/demo", none(), 0),
         internal(Method::GET, &format!("/claims/{held}"), none(), 0),

@@ -71,6 +71,7 @@ async fn the_description_names_every_call() {
         (CAMPAIGNS, &["get", "post"]),
         (one, &["get", "patch"]),
         ("/admin/v1/audit", &["get"]),
+        ("/admin/v1/changes", &["get"]),
         (&format!("{one}/add"), &["post"]),
         (&format!("{one}/pause"), &["post"]),
         (&format!("{one}/resume"), &["post"]),

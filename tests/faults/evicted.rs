@@ -6,6 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
+use support::follower::Follower;
 use support::inspect::key;
 use support::postgres::Postgres;
 use support::signing::claim_id;
@@ -88,6 +89,8 @@ async fn transitions_in_sql(row: Row, fixture: Fixture) {
     let epoch = evicted(&fixture).await;
     let cores: Vec<&Core> = std::iter::once(&fixture.core).chain(&fixture.others).collect();
     let one = cores[0];
+    let mut follower = Follower::default();
+    follower.to_the_end(one, 100).await;
 
     // Returned by many at once, and again: once.
     row.fault();
@@ -121,6 +124,11 @@ async fn transitions_in_sql(row: Row, fixture: Fixture) {
         assert_eq!(expired["claim"]["status"], "expired", "an expired claim stays as it is");
     }
     assert_eq!(row_of(&fixture, "eve").await.revision, 2);
+
+    let before = follower.items;
+    follower.to_the_end(one, 100).await;
+    follower.knows(&fixture.sql.claims("demo").await);
+    assert_eq!(follower.items - before, 4, "each of the four that were changed, once");
 
     // Revoked, and never there.
     fixture.sql.run("UPDATE claims SET status = 'revoked' WHERE user_id = 'frank'".to_owned()).await;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use support::checker::{Checker, Expect, Limits};
 use support::fault_proxy::FaultProxy;
+use support::follower::Follower;
 use support::postgres::Postgres;
 use support::sql::Sql;
 use support::topology::Topology;
@@ -149,6 +150,9 @@ impl Fixture {
     pub async fn judge(&self, row: Row, checker: &Checker, expect: Expect<'_>) {
         let cores: Vec<&Core> = std::iter::once(&self.core).chain(&self.others).collect();
         let verdict = checker.judge(&cores, &self.sql, &self.redis().await, expect).await;
+        let mut follower = Follower::of(checker.campaign());
+        follower.to_the_end(&self.core, 1000).await;
+        follower.knows(&self.sql.claims(checker.campaign()).await);
         row.survived(checker.asked(), verdict);
     }
 

@@ -14,6 +14,7 @@ mod evicted;
 mod export;
 mod failover;
 mod failovers;
+mod feed;
 mod fixture;
 mod flow;
 mod import;

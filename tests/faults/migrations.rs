@@ -5,9 +5,14 @@ use std::path::Path;
 use claimgate_core::config::sqlite_url;
 use claimgate_core::store::sql::{ClaimCursor, ClaimFilter, SqlStore};
 use claimgate_shared::ClaimId;
+use serde_json::json;
 use sqlx::migrate::Migrator;
 use sqlx::{AnyPool, AssertSqlSafe};
+use support::CoreOptions;
+use support::follower::Follower;
 use support::postgres::Postgres;
+use support::sql::{Campaigns, Claims, Sql};
+use tempfile::TempDir;
 
 use crate::tally::Row;
 
@@ -27,14 +32,20 @@ fn id(claim: &(&str, &str, &str, &str, i64)) -> String {
     format!("{}.{}.{}", claim.0, claim.1, claim.2)
 }
 
-/// A database of version [`WITH_IDS`] with [`CLAIMS`].
-async fn older(url: &str) {
+/// An empty database of the version `version`.
+async fn schema_of(version: i64, url: &str) -> AnyPool {
     sqlx::any::install_default_drivers();
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/migrations");
     let all = Migrator::new(all).await.expect("the migrations");
-    let first = all.iter().filter(|migration| migration.version <= WITH_IDS).cloned().collect();
+    let first = all.iter().filter(|migration| migration.version <= version).cloned().collect();
     let pool = AnyPool::connect(url).await.expect("the database");
     Migrator { migrations: first, ..Migrator::DEFAULT }.run(&pool).await.expect("the older schema");
+    pool
+}
+
+/// A database of version [`WITH_IDS`] with [`CLAIMS`].
+async fn older(url: &str) {
+    let pool = schema_of(WITH_IDS, url).await;
     for claim in CLAIMS {
         let (campaign, user, _, status, sequence) = claim;
         let statement = format!(
@@ -86,6 +97,56 @@ async fn an_older_database_keeps_its_claims_postgres() {
         Err(why) => return row.skip(&why),
     };
     keeps_its_claims(row, &postgres.database("older").await).await;
+}
+
+/// The last version without a feed.
+const WITHOUT_FEED: i64 = 11;
+
+/// Claims that a database had before there was a feed are told like any, before what comes later.
+async fn are_told(row: Row, url: &str, options: CoreOptions, directory: TempDir) {
+    schema_of(WITHOUT_FEED, url).await.close().await;
+    let sql = Sql::open(url);
+    sql.run(Campaigns { live: 3, ended: 0 }.insert()).await;
+    for (campaign, count) in [("live1", 600), ("live3", 5)] {
+        sql.run(Claims { campaign, count }.insert()).await;
+    }
+    let core = options.start_in(directory).await;
+    let mut followers = [Follower::default(), Follower::of("live3"), Follower::of("live2")];
+    for (follower, limit) in followers.iter_mut().zip([100, 2, 1000]) {
+        follower.to_the_end(&core, limit).await;
+    }
+    let rows = [sql.claims("live1").await, sql.claims("live2").await, sql.claims("live3").await];
+    followers[0].knows(&rows.concat());
+    followers[1].knows(&rows[2]);
+    followers[2].knows(&rows[1]);
+    assert_eq!(followers[0].items, 605, "each once");
+    core.create("new", json!({})).await;
+    core.claim("new", "ann", "k").await.expect(201);
+    sql.until("new", 1).await;
+    assert_eq!(followers[0].to_the_end(&core, 100).await.len(), 1);
+    row.passed(606, "each told");
+}
+
+#[tokio::test]
+async fn claims_of_before_the_feed_are_told_sqlite() {
+    let directory = tempfile::Builder::new().prefix("cg-").tempdir().unwrap();
+    let data = directory.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let url = sqlite_url(&data.join("claimgate.sqlite"));
+    are_told(Row::begin("claims of before the feed: SQLite"), &url, CoreOptions::default(), directory).await;
+}
+
+#[tokio::test]
+async fn claims_of_before_the_feed_are_told_postgres() {
+    let row = Row::begin("claims of before the feed: PostgreSQL");
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let directory = tempfile::Builder::new().prefix("cg-").tempdir().unwrap();
+    let url = postgres.database("before").await;
+    let options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
+    are_told(row, &url, options, directory).await;
 }
 
 /// What a later version has changed is not known to this one: it must not begin to write there.

@@ -8,6 +8,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
 use support::core_process::API_TOKEN;
+use support::follower::Follower;
 use support::inspect::key;
 use support::only_on;
 use support::process::command;
@@ -76,10 +77,14 @@ async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
     for fixture in fixtures().await {
         let row = Row::begin("SQL has lost rows: repair");
         let checker = with_rows_lost(&row, &fixture, "sequence > 60 AND sequence <= 78").await;
+        let mut follower = Follower::default();
+        follower.to_the_end(&fixture.core, 100).await;
         assert_eq!(fixture.reconciliation("demo").await["agrees"], false);
         let repaired = repair(&fixture.core).await;
         assert_eq!(repaired["agrees"], true, "{repaired}");
         assert_eq!(repaired["sql"]["taken"], 80, "{repaired}");
+        let again = follower.to_the_end(&fixture.core, 100).await;
+        assert_eq!(again.len(), 18, "the feed tells of those that SQL got back");
         assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest is granted");
         fixture.judge(row, &checker, Expect::default()).await;
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 23] = [
+const ELSEWHERE: [(&str, &str); 25] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -25,6 +25,8 @@ const ELSEWHERE: [(&str, &str); 23] = [
     ("sql:campaigns", "lists of campaigns, which change nothing"),
     ("sql:add", "a change of rules, as `sql:change` is; e2e::add does"),
     ("sql:audit", "a list of changes, which changes nothing but the numbers of what it lists"),
+    ("sql:feed", "reads of the feed, which change nothing"),
+    ("sql:feed_end", "as above"),
     ("sql:begin_import", "asked by an import alone; faults::import kills one"),
     ("sql:import_claims", "asked by an import alone"),
     ("sql:end_import", "asked by an import alone"),

@@ -15,6 +15,28 @@ defect backlog_not_lowered lua/ack.lua \
 defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
+# The feed tells of each commit, in order.
+defect feed_numbers_taken_first core/src/store/sql/outbox_writer.rs \
+    '        let locked = self.lock_campaigns(&mut transaction, batches).await?;
+        let mut rows' \
+    '        sqlx::query("UPDATE feed_position SET last_number = last_number").execute(&mut *transaction).await?;
+        let locked = self.lock_campaigns(&mut transaction, batches).await?;
+        let mut rows' \
+    faults feed::a_commit_that_is_held_up
+defect feed_lacks_salvaged_claims core/src/store/sql/outbox_writer.rs \
+    '        self.commit_told(transaction, &told).await?;
+        Ok(revoked)' \
+    '        self.commit_told(transaction, &told[..0]).await?;
+        Ok(revoked)' \
+    faults registers::rows_that_sql_has_lost_are_not_given_again_by_a_repair
+defect feed_lacks_transitions core/src/store/sql/transition.rs \
+    'self.commit_told(transaction, &told)' 'self.commit_told(transaction, &told[..0])' \
+    faults evicted
+defect feed_cursor_of_a_copy core/src/store/sql/feed.rs \
+    'let at = claims.iter().position(|one| one == claim)?;' \
+    'let at = claims.iter().position(|one| one == claim).unwrap_or(0);' \
+    e2e changes
+
 # Invariant 3: one claim a key.
 defect no_replay_check lua/claim.lua \
     '    claim = tools.find(record, digest)' '    claim = nil'

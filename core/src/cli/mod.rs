@@ -3,6 +3,7 @@
 mod addition;
 mod audit;
 mod call_args;
+mod changes;
 mod claims;
 mod client;
 mod commands;
@@ -26,6 +27,7 @@ use crate::data_dir;
 use crate::engine::serving::ServingError;
 use crate::server::serve;
 use audit::AuditArgs;
+use changes::ChangesArgs;
 use claims::ClaimsArgs;
 use client::CallError;
 use commands::{CampaignCommand, ClaimArgs, ClaimIdArgs, ReconcileArgs, TokenArgs};
@@ -56,6 +58,8 @@ enum Command {
     Claim(ClaimArgs),
     /// List a campaign's claims, all or those of one user or status
     Claims(ClaimsArgs),
+    /// List the claims that have changed, a line of JSON each, or follow them
+    Changes(ChangesArgs),
     /// Confirm a held claim
     Confirm(ClaimIdArgs),
     /// Give a claim's units back
@@ -94,6 +98,7 @@ impl Cli {
             Command::Campaign(command) => finish(runtime.block_on(command.run())),
             Command::Claim(args) => finish(runtime.block_on(args.run())),
             Command::Claims(args) => finish(runtime.block_on(args.run())),
+            Command::Changes(args) => finish(runtime.block_on(args.run())),
             Command::Confirm(args) => finish(runtime.block_on(args.confirm())),
             Command::Return(args) => finish(runtime.block_on(args.give_back())),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),

@@ -22,6 +22,14 @@ pub fn print_json(value: &Value) -> io::Result<()> {
     print(&format_args!("{value:#}"))
 }
 
+/// Prints `value` as one line of JSON; `false` when the reader has gone.
+///
+/// # Errors
+/// As [`show`].
+pub fn print_line(value: &Value) -> io::Result<bool> {
+    write_out(value)
+}
+
 /// Says on standard error what takes a while, or went wrong. If that cannot be written, there is no other place to say so.
 pub fn say(text: &dyn Display) {
     let _ = writeln!(io::stderr(), "claimgate: {text}");
@@ -34,9 +42,15 @@ pub fn progress(text: &dyn Display) {
 }
 
 fn print(answer: &dyn Display) -> io::Result<()> {
+    write_out(answer).map(drop)
+}
+
+/// Writes `answer` to standard output; `false` when the reader has gone.
+fn write_out(answer: &dyn Display) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{answer}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
     }
 }

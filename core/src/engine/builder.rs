@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Client, RedisError};
 
 use super::batcher::ClaimBatcher;
+use super::feed_watch::FeedWatch;
 use super::health::Health;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
@@ -28,6 +29,8 @@ pub struct Engine {
     pub batcher: ClaimBatcher,
     /// Whether both stores answer.
     pub health: Arc<Health>,
+    /// Waits for the feed to go on.
+    pub feed_watch: Arc<FeedWatch>,
 }
 
 /// How an engine is put together: the one wiring, for `serve`, benchmarks, the lab and tests.
@@ -73,6 +76,7 @@ impl Engine {
             recovery: Arc::clone(&self.recovery),
             sync,
             health: Arc::clone(&self.health),
+            feed_watch: Arc::clone(&self.feed_watch),
         }
     }
 }
@@ -105,6 +109,7 @@ impl Builder {
     pub fn on(self, address: impl Into<RedisAddress>) -> Engine {
         let redis = Arc::new(RedisStore::new(address, self.outbox_max));
         let sync = Arc::new(CampaignSync { redis, sql: self.sql });
+        let feed_watch = Arc::new(FeedWatch::new(sync.sql.clone()));
         let recovery = Arc::new(Recovery::new(Arc::clone(&sync), self.archive_after));
         Engine {
             registry: Arc::clone(&recovery.registry),
@@ -112,6 +117,7 @@ impl Builder {
             recovery,
             sync,
             health: Arc::default(),
+            feed_watch,
         }
     }
 }

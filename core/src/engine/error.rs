@@ -46,6 +46,9 @@ pub enum EngineError {
     /// A user's claims cannot be told in time while so much waits for SQL.
     #[error("too much waits for SQL")]
     TooMuchWaits,
+    /// What was given as a cursor is no place of this database's feed.
+    #[error("the cursor is not of this feed")]
+    CursorInvalid,
     /// The claim stands as it is, and cannot become what was asked for.
     #[error("the claim is {}", .0.status.as_str())]
     ClaimStands(Box<Claim>),

@@ -8,6 +8,8 @@ mod claims;
 mod error;
 mod evicted_answers;
 mod eviction;
+mod feed;
+mod feed_watch;
 pub mod foreign;
 pub mod handle;
 pub mod health;

@@ -106,6 +106,8 @@ pub struct Notices {
     pub holds: Inbox,
     /// Campaigns that may have something in their outbox, for the relay.
     pub outbox: Inbox,
+    /// Wakes who waits for the feed: the relay has written to it.
+    pub relayed: Notify,
     /// Campaigns that the relay is at work on, for the maintenance, which tells how far SQL is behind.
     pub at_relay: AtRelay,
 }

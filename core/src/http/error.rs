@@ -78,6 +78,10 @@ fn problem(error: EngineError) -> Problem {
         EngineError::TooMuchWaits => {
             Problem::new(Code::Overloaded, "too many claims wait for SQL to tell this user's; ask again")
         }
+        EngineError::CursorInvalid => Problem::new(
+            Code::CursorInvalid,
+            "it is of another feed or beyond this one's end: begin without a cursor, and all claims are told again",
+        ),
         EngineError::ClaimStands(claim) => {
             let code = match claim.status {
                 claimgate_shared::ClaimStatus::Expired => Code::ClaimExpired,

@@ -18,13 +18,16 @@ use super::error::{ApiError, ApiResult};
 use super::extract::json;
 use super::middleware::{finish, limited, not_found};
 use super::openapi;
-use super::routes::{admin_routes, internal_routes};
+use super::routes::{admin_routes, internal_routes, waiting_routes};
 use super::state::AppState;
+
+/// The most calls to the feed at once, which may wait for long.
+const FOLLOWERS_MAX: usize = 64;
 
 /// For the edge and for back ends.
 pub fn internal_router(state: AppState) -> Router {
     let permits = Arc::clone(state.permits());
-    with_limits(Router::from(internal_routes()), state, permits)
+    common(limited_to(permits, Router::from(internal_routes()), &state), state)
 }
 
 /// For admins and monitoring, on a private listener.
@@ -33,13 +36,19 @@ pub fn admin_router(state: AppState) -> Router {
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(openapi::document));
     let permits = Arc::new(Semaphore::new(state.concurrency_max()));
-    with_limits(routes, state, permits)
+    let places = Arc::new(Semaphore::new(state.sql_callers_max().min(FOLLOWERS_MAX)));
+    let waiting = limited_to(places, Router::from(waiting_routes()), &state);
+    common(limited_to(permits, routes, &state).merge(waiting), state)
+}
+
+/// As many of these calls at once as there are `permits`.
+fn limited_to(permits: Arc<Semaphore>, routes: Router<AppState>, state: &AppState) -> Router<AppState> {
+    routes.layer(from_fn_with_state((state.clone(), permits), limited))
 }
 
 /// What both listeners share. The health checks stand outside the limit on concurrency: a busy core is alive.
-fn with_limits(routes: Router<AppState>, state: AppState, permits: Arc<Semaphore>) -> Router {
+fn common(routes: Router<AppState>, state: AppState) -> Router {
     routes
-        .layer(from_fn_with_state((state.clone(), permits), limited))
         .route("/livez", get(|| async { "alive\n" }))
         .route("/readyz", get(ready))
         .fallback(not_found)

@@ -17,7 +17,7 @@ use claimgate_shared::problem::PROBLEM_JSON;
 use claimgate_shared::{Code, Problem, UserId, http};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::error::{ApiError, ApiResult};
+use super::error::ApiError;
 use super::state::AppState;
 
 /// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
@@ -137,8 +137,8 @@ pub async fn answered_in_time(request: Request, next: Next) -> Response {
     answer.unwrap_or_else(|_| ApiError::from(late()).into_response())
 }
 
-/// Answers in time, once the body is there.
-pub async fn in_time(answer: impl Future<Output = ApiResult>) -> ApiResult {
+/// The answer in time, once what comes before it is there: a body, or something to answer.
+pub async fn in_time<T>(answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
     tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late().into()))
 }
 

@@ -5,7 +5,7 @@ use utoipa::OpenApi;
 
 use super::error::ApiResult;
 use super::extract::json;
-use super::routes::{admin_routes, internal_routes};
+use super::routes::{admin_routes, internal_routes, waiting_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -23,5 +23,6 @@ pub(super) async fn document() -> ApiResult {
     let mut document = Document::openapi();
     document.merge(internal_routes().into_openapi());
     document.merge(admin_routes().into_openapi());
+    document.merge(waiting_routes().into_openapi());
     json(StatusCode::OK, &document)
 }

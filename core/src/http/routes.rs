@@ -43,3 +43,8 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::imports::import))
         .routes(routes!(admin::reconciliation::compare, admin::reconciliation::repair))
 }
+
+/// Calls of admins that may wait for long, on places of their own.
+pub fn waiting_routes() -> OpenApiRouter<AppState> {
+    OpenApiRouter::new().routes(routes!(admin::feed::list))
+}

@@ -54,7 +54,7 @@ impl AppState {
             serving: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
         });
-        let engine = Arc::new(engine.for_callers((concurrency_max / 4).max(1)));
+        let engine = Arc::new(engine.for_callers(sql_callers_max(concurrency_max)));
         Self(Arc::new(Parts { engine, shared }))
     }
 
@@ -86,6 +86,11 @@ impl AppState {
         self.0.shared.concurrency_max
     }
 
+    /// The most callers that may wait for SQL at once.
+    pub(super) fn sql_callers_max(&self) -> usize {
+        sql_callers_max(self.concurrency_max())
+    }
+
     /// The permits for the internal listener's requests, on whichever thread.
     pub(super) fn permits(&self) -> &Arc<Semaphore> {
         &self.0.shared.permits
@@ -99,6 +104,12 @@ impl AppState {
     /// Lets requests in, or no more of them: only a core that may serve its database with its Redis takes any.
     pub fn set_serving(&self, serving: bool) {
         self.0.shared.serving.store(serving, Ordering::Release);
+    }
+
+    /// Ends all waits for the feed, since core stops; whether requests are let in until then.
+    pub fn stop(&self, serving: bool) {
+        self.set_serving(serving);
+        self.0.engine.feed_watch.end();
     }
 
     /// Whether requests are let in.
@@ -115,4 +126,9 @@ impl AppState {
     pub fn is_leaving(&self) -> bool {
         self.0.shared.leaving.load(Ordering::Acquire)
     }
+}
+
+/// Of `concurrency_max` callers, those that may wait for SQL at once.
+fn sql_callers_max(concurrency_max: usize) -> usize {
+    (concurrency_max / 4).max(1)
 }

@@ -403,6 +403,7 @@ impl<'a> Relay<'a> {
                 }
                 committed => committed?,
             };
+            self.parts.registry.notices().relayed.notify_one();
             let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
             let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);

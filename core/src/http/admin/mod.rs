@@ -4,6 +4,7 @@ pub mod additions;
 pub mod audit;
 pub mod campaigns;
 pub mod claims;
+pub mod feed;
 pub mod imports;
 pub mod reconciliation;
 pub mod replication;

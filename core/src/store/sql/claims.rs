@@ -337,6 +337,29 @@ fn parse_record(text: &str) -> Option<(UserId, ClaimRecord)> {
     columns.next().is_none().then_some((user, record))
 }
 
+/// A claim as the feed's statements return it: as [`statements::BY_USER`], and when it got its status.
+pub(super) fn parse_row(campaign: &CampaignId, text: &str) -> Result<ClaimRow, SqlError> {
+    let row = || {
+        let (text, updated_at) = text.rsplit_once(' ')?;
+        let (user_id, record) = parse_record(text)?;
+        let id = ClaimId { campaign: campaign.clone(), user: user_id.clone(), digest: record.digest };
+        let claim = Claim {
+            id,
+            campaign_id: campaign.clone(),
+            user_id,
+            quantity: Quantity::try_from(record.quantity).ok()?,
+            status: record.status,
+            sequence: record.sequence,
+            claimed_at: record.claimed_at,
+            expires_at: record.expires_at,
+            persisted: None,
+        };
+        let updated_at = Timestamp::from_ms(updated_at.parse().ok()?).ok()?;
+        Some(ClaimRow { claim, revision: record.revision.into(), day: record.day.into(), updated_at })
+    };
+    row().ok_or_else(|| unreadable(text))
+}
+
 /// The first two columns of every row.
 fn user_and_digest(row: &AnyRow) -> Result<(UserId, ClaimDigest), SqlError> {
     let user = row.try_get::<&str, _>(0)?.parse().map_err(unreadable)?;

@@ -88,8 +88,7 @@ impl SqlStore {
         if held.rows_affected() == 0 {
             return Ok(false);
         }
-        self.insert_entry(&begun.id, entry).execute(&mut *transaction).await?;
-        step::after(transaction.commit().await)?;
+        self.write_entry_and_commit(transaction, &begun.id, entry).await?;
         Ok(true)
     }
 

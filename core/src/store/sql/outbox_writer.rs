@@ -14,6 +14,7 @@ use sqlx::{Any, AssertSqlSafe, Row as _};
 use super::audit::ClaimChange;
 use super::campaigns::{big, unsigned};
 use super::claims::bind_id;
+use super::feed_writer::{FeedRow, feed_rows};
 use super::pool::Transaction;
 use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::counters::Epoch;
@@ -73,20 +74,31 @@ impl SqlStore {
             rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
             changes.extend(changes_by_callers(campaign, entries, *epoch));
         }
-        self.insert(rows).execute(&mut *transaction).await?;
-        self.audit_claims(&mut transaction, &changes).await?;
-        step::after(transaction.commit().await)?;
-        Ok(())
+        self.write_and_commit(transaction, rows, &changes).await
     }
 
-    /// The statement that writes a campaign's `entry`, of the epoch that the campaign is of.
-    pub(super) fn insert_entry(
+    /// Writes a campaign's `entry`, of the epoch that the campaign is of, as the last thing that `transaction` does.
+    pub(super) async fn write_entry_and_commit(
         &self,
+        transaction: Transaction,
         campaign: &CampaignId,
         entry: &OutboxEntry,
-    ) -> Query<'static, Any, AnyArguments> {
+    ) -> Result<(), OutboxWriteError> {
         let rows = newest(slice::from_ref(entry));
-        self.insert(rows.into_iter().map(|row| row.columns(campaign, entry.epoch)).collect())
+        let rows = rows.into_iter().map(|row| row.columns(campaign, entry.epoch)).collect();
+        self.write_and_commit(transaction, rows, &[]).await
+    }
+
+    async fn write_and_commit(
+        &self,
+        mut transaction: Transaction,
+        rows: Vec<Columns<'_>>,
+        changes: &[ClaimChange<'_>],
+    ) -> Result<(), OutboxWriteError> {
+        let told = told(&rows);
+        self.insert(rows).execute(&mut *transaction).await?;
+        self.audit_claims(&mut transaction, changes).await?;
+        Ok(self.commit_told(transaction, &told).await?)
     }
 
     /// Writes a suspended campaign's entries one by one. A claim that the database's constraints refuse is stored as
@@ -106,6 +118,8 @@ impl SqlStore {
         let mut taken = unsigned(taken.try_get(0)?)?;
         let mut revoked = Vec::new();
         let mut rows = newest(entries);
+        let columns: Vec<_> = rows.iter().map(|row| row.columns(campaign, locked.epoch)).collect();
+        let told = told(&columns);
         // Who came first stands.
         rows.sort_unstable_by_key(|row| row.place);
         for row in rows {
@@ -128,7 +142,7 @@ impl SqlStore {
         let mut changes: Vec<_> = changes_by_callers(campaign, entries, locked.epoch).collect();
         changes.retain(|change| !revoked.iter().any(|event| change.is_of(event)));
         self.audit_claims(&mut transaction, &changes).await?;
-        step::after(transaction.commit().await)?;
+        self.commit_told(transaction, &told).await?;
         Ok(revoked.len() as u64)
     }
 
@@ -281,6 +295,12 @@ struct Row<'a> {
 type Columns<'a> = (GroupColumns<'a>, ClaimColumns<'a>);
 type GroupColumns<'a> = (u64, u8, u32, Option<u64>, &'a str, &'a str);
 type ClaimColumns<'a> = (&'a str, String, u32, u64, i64, Option<i64>, i64, Option<u64>);
+
+/// What the feed tells of `rows`.
+fn told<'a>(rows: &[Columns<'a>]) -> Vec<FeedRow<'a>> {
+    let claims: Vec<_> = rows.iter().map(|(group, claim)| (group.4, claim.0, claim.1.as_str())).collect();
+    feed_rows(&claims)
+}
 
 /// Room for a row's JSON, so that megabytes are not copied while it grows.
 const ROW_BYTES: usize = 128;

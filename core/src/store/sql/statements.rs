@@ -28,6 +28,14 @@ macro_rules! groups {
     };
 }
 
+/// A claim as one text, space-separated: the driver takes most of the time of reading many, and takes it for each column.
+macro_rules! as_text {
+    () => {
+        "user_id || ' ' || digest || ' ' || quantity || ' ' || status || ' ' || revision || ' ' || sequence \
+         || ' ' || day || ' ' || claimed_at || ' ' || COALESCE(CAST(expires_at AS TEXT), '-')"
+    };
+}
+
 /// What the two databases say differently: how `$1`, a JSON array, becomes rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Dialect {
@@ -118,12 +126,17 @@ statements! {
         FROM claims WHERE campaign_id = $1 AND user_id = $2) AS own \
         WHERE (place, digest) < ($3, $4) ORDER BY place DESC, digest DESC LIMIT $5";
 
-    /// A page of a campaign's claims but the revoked, user by user. A claim is one text, space-separated: the driver takes
-    /// most of a load's time, and takes it for each column.
-    BY_USER = "SELECT user_id || ' ' || digest || ' ' || quantity || ' ' || status || ' ' || revision || ' ' || sequence \
-        || ' ' || day || ' ' || claimed_at || ' ' || COALESCE(CAST(expires_at AS TEXT), '-') \
-        FROM claims WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) AND status <> 'revoked' \
-        ORDER BY user_id, digest LIMIT $4";
+    /// A page of a campaign's claims but the revoked, user by user.
+    BY_USER = concat!("SELECT ", as_text!(), " FROM claims WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) \
+        AND status <> 'revoked' ORDER BY user_id, digest LIMIT $4");
+
+    /// A page of a campaign's claims, user by user, for the feed.
+    FEED_OF_CAMPAIGN = concat!("SELECT ", as_text!(), " || ' ' || updated_at FROM claims \
+        WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) ORDER BY user_id, digest LIMIT $4");
+
+    /// These claims, each behind the place that it is asked for with, for the feed. Not a join, as in [`REVISIONS`].
+    FEED_OF_CLAIMS = concat!("SELECT CAST(value->>0 AS BIGINT), (SELECT ", as_text!(), " || ' ' || updated_at FROM claims \
+        WHERE campaign_id = value->>1 AND user_id = value->>2 AND digest = value->>3) FROM {rows}");
 
     /// A campaign's claims, summed up.
     TOTALS = "SELECT COUNT(*), \
@@ -191,5 +204,25 @@ mod tests {
             assert_eq!(used, None, "{file} has a statement over claims");
         }
         assert!(ALL.iter().all(|(_, text)| text.contains(" claims ")), "a statement over something else");
+    }
+
+    /// What writes claims tells the feed, in the same transaction: `feed_writer.rs` has the way to commit it.
+    #[test]
+    fn claims_are_written_nowhere_but_where_the_feed_is_told() {
+        let is_write = |(_, text): &&(&str, &str)| !text.starts_with("SELECT ");
+        let writes: Vec<_> =
+            ALL.iter().filter(is_write).map(|(name, _)| format!("statements::{name}")).collect();
+        assert_eq!(writes, ["statements::WRITE", "statements::TRANSITION"]);
+        let mut found = Vec::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/sql"), &mut found);
+        for (file, text) in found {
+            let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
+            let writes_claims = writes.iter().any(|write| code.contains(&format!("({write}")))
+                || code.contains("self.insert(");
+            assert!(
+                !writes_claims || !code.contains("transaction.commit()"),
+                "{file} writes claims: commit by `commit_told`"
+            );
+        }
     }
 }

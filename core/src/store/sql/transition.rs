@@ -8,6 +8,7 @@ use sqlx::Row as _;
 use super::audit::ClaimChange;
 use super::campaigns::{self, big, number_change, unsigned};
 use super::claims::{self, ClaimRow, bind_id};
+use super::feed_writer::feed_rows;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_transition::ClaimTransition;
@@ -94,7 +95,9 @@ impl SqlStore {
         if given_back > 0 {
             number_change(&mut transaction, &campaign.id).await?;
         }
-        step::after(transaction.commit().await)?;
+        let (user, digest) = (id.user.as_str(), digest_text(&id.digest));
+        let told = feed_rows(&[(id.campaign.as_str(), user, &digest)]);
+        self.commit_told(transaction, &told).await?;
         let expires_at = claim.expires_at.filter(|_| status != ClaimStatus::Granted);
         Ok(Transitioned::Changed(Claim { status, expires_at, ..claim }, Box::new(campaign)))
     }

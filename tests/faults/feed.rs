@@ -1,0 +1,222 @@
+//! The feed while cores write, die and wait for each other: a reader that follows misses no change.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::client::{Client, client};
+use support::core_process::API_TOKEN;
+use support::follower::{CoreAddress, Follower};
+use support::inspect::key;
+use support::wait::holds;
+use support::{Core, Reply, SOON, claim_body, eventually, heavy};
+use tokio::time::sleep;
+
+use crate::fixture::Fixture;
+use crate::tally::Row;
+
+/// As many as two cores write to PostgreSQL at once.
+const CAMPAIGNS: usize = 8;
+const CALLERS: usize = 16;
+/// Claims of each caller; every second one is given back.
+const CLAIMS: usize = 40;
+/// How long a reader waits that got no answer.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Where the calls of a storm go: to each core in turn.
+#[derive(Default)]
+struct Storm {
+    cores: Mutex<Vec<(String, CoreAddress)>>,
+    at: AtomicUsize,
+    done: AtomicUsize,
+    over: AtomicBool,
+}
+
+impl Storm {
+    fn set(&self, cores: &[&Core]) {
+        let cores = cores.iter().map(|core| (core.url("/internal/v1/claims"), CoreAddress::of(core)));
+        *self.cores.lock().unwrap() = cores.collect();
+    }
+
+    fn next(&self) -> (String, CoreAddress) {
+        let cores = self.cores.lock().unwrap();
+        cores[self.at.fetch_add(1, Ordering::Relaxed) % cores.len()].clone()
+    }
+
+    /// Posts to a path of the claims until it is answered.
+    async fn answered(&self, client: &Client, path: &str, body: &Value) -> Reply {
+        eventually(2 * SOON, || async {
+            let request = client.request(Method::POST, &format!("{}{path}", self.next().0));
+            let request = request.bearer_auth(API_TOKEN);
+            let request = if body.is_null() { request } else { request.json(body) };
+            let reply = client.send(request).await.map_err(|error| error.to_string())?;
+            if reply.status == 503 { Err(reply.text()) } else { Ok(reply) }
+        })
+        .await
+    }
+
+    async fn caller(&self, caller: usize) {
+        let client = client();
+        for at in 0..CLAIMS {
+            let campaign = format!("demo{}", (caller + at) % CAMPAIGNS);
+            let body = claim_body(&campaign, &format!("u{caller}"), &format!("k{at}"), 1);
+            let claimed = self.answered(&client, "", &body).await;
+            assert!([200, 201].contains(&claimed.status), "{}", claimed.text());
+            if at % 2 == 0 {
+                let id = claimed.json()["claim"]["id"].as_str().unwrap().to_owned();
+                self.answered(&client, &format!("/{id}/return"), &Value::Null).await.expect(200);
+            }
+            self.done.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn callers(&self) {
+        join_all((0..CALLERS).map(|caller| self.caller(caller))).await;
+    }
+
+    /// Waits until so many claims of `of` were made.
+    async fn reached(&self, part: usize, of: usize) {
+        let until = CALLERS * CLAIMS * part / of;
+        eventually(4 * SOON, || async {
+            let done = self.done.load(Ordering::Relaxed);
+            holds(done >= until, || format!("{done} of {until} claims"))
+        })
+        .await;
+    }
+
+    /// Follows the feed until the storm is over and nothing is left to read.
+    async fn follow(&self, wait_s: u32) -> Follower {
+        let mut follower = Follower::default();
+        loop {
+            let over = self.over.load(Ordering::Relaxed);
+            match follower.ask(&self.next().1, wait_s).await {
+                Some(0) if over => return follower,
+                Some(_) => {}
+                None => sleep(AGAIN).await,
+            }
+        }
+    }
+}
+
+/// The first core is killed in the middle, and later started again.
+async fn kill_a_core(row: &Row, fixture: &mut Fixture, storm: &Storm) {
+    storm.reached(1, 3).await;
+    row.kill();
+    fixture.core.kill();
+    if let [other] = &fixture.others[..] {
+        storm.set(&[other]);
+        storm.reached(2, 3).await;
+    }
+    fixture.core = fixture.core.restart().await;
+    storm.set(&cores(fixture));
+}
+
+fn cores(fixture: &Fixture) -> Vec<&Core> {
+    std::iter::once(&fixture.core).chain(&fixture.others).collect()
+}
+
+async fn storm(row: Row, mut fixture: Fixture) {
+    for at in 0..CAMPAIGNS {
+        fixture.core.create(&format!("demo{at}"), json!({})).await;
+    }
+    let storm = Storm::default();
+    storm.set(&cores(&fixture));
+    let load = async {
+        tokio::join!(storm.callers(), kill_a_core(&row, &mut fixture, &storm));
+        for at in 0..CAMPAIGNS {
+            fixture.relayed(&format!("demo{at}")).await;
+        }
+        storm.over.store(true, Ordering::Relaxed);
+    };
+    // One that waits for more, and one that asks all the time, so that it reads between two commits.
+    let (waits, asks, ()) = tokio::join!(storm.follow(1), storm.follow(0), load);
+    let mut rows = Vec::new();
+    for at in 0..CAMPAIGNS {
+        rows.extend(fixture.sql.claims(&format!("demo{at}")).await);
+    }
+    assert_eq!(rows.len(), CALLERS * CLAIMS);
+    waits.knows(&rows);
+    asks.knows(&rows);
+    row.passed(rows.len(), &format!("told in {} and {} items", waits.items, asks.items));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_followed_on_postgres() {
+    let row = Row::begin("the feed followed in a storm: two cores, PostgreSQL");
+    let _turn = heavy().await;
+    match Fixture::two_cores().await {
+        Ok(fixture) => storm(row, fixture).await,
+        Err(why) => row.skip(&why),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_followed_on_sqlite() {
+    let row = Row::begin("the feed followed in a storm: one core, SQLite");
+    let _turn = heavy().await;
+    storm(row, Fixture::managed().await).await;
+}
+
+/// What commits first is told first, and does not wait for what began before it.
+#[tokio::test]
+async fn a_commit_that_is_held_up_is_told_later_and_holds_up_no_other() {
+    let row = Row::begin("the feed while one campaign's row is locked");
+    let fixture = match Fixture::two_cores().await {
+        Ok(fixture) => fixture,
+        Err(why) => return row.skip(&why),
+    };
+    for id in ["slow", "fast"] {
+        fixture.core.create(id, json!({})).await;
+    }
+    let held = fixture.sql.hold_campaign("slow").await;
+    row.fault();
+    fixture.core.claim("slow", "ann", "k").await.expect(201);
+    fixture.other().claim("slow", "bob", "k").await.expect(201);
+    let mut follower = Follower::default();
+    for user in ["carl", "dora", "eve"] {
+        fixture.core.claim("fast", user, "k").await.expect(201);
+        let page = fixture.core.admin_get(&follower.path(100, 30)).await.expect(200).json();
+        let told: Vec<_> =
+            follower.take(&page).iter().map(|item| item["claim"]["user_id"].to_string()).collect();
+        assert_eq!(told, [format!("\"{user}\"")]);
+    }
+    held.release().await;
+    fixture.relayed("slow").await;
+    follower.to_the_end(&fixture.core, 100).await;
+    follower.knows(&[fixture.sql.claims("slow").await, fixture.sql.claims("fast").await].concat());
+    row.passed(5, "told in the order of commits");
+}
+
+/// The cursor holds while Redis is emptied and the campaign is loaded again, and claims that are revoked by it are told as such.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rebuild_is_followed() {
+    let row = Row::begin("the feed over a rebuild: SQLite");
+    let mut fixture = Fixture::managed().await;
+    fixture.core.create("demo", json!({})).await;
+    let mut follower = Follower::default();
+    for round in 0..3 {
+        for user in 0..5 {
+            let seen = eventually(SOON, || async {
+                let reply = fixture.core.claim("demo", &format!("u{user}"), &format!("k{round}")).await;
+                if reply.status == 503 { Err(reply.text()) } else { Ok(reply) }
+            });
+            seen.await.expect(201);
+        }
+        fixture.relayed("demo").await;
+        follower.to_the_end(&fixture.core, 2).await;
+        row.fault();
+        if round == 0 {
+            let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key("demo", what));
+            let command: Vec<&str> =
+                std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
+            fixture.redis().await.query::<u64>(&command).await;
+        } else {
+            fixture.replace_core().await;
+        }
+    }
+    follower.knows(&fixture.sql.claims("demo").await);
+    row.passed(15, "each told");
+}
