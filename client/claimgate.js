@@ -1,7 +1,7 @@
 // The client of claimgate's edge, for browsers and Node. What each export does: claimgate.d.ts.
 
 const TRY_MS_MIN = 500, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
-const NOTHING_DONE = /^(rate_limited|overloaded|campaign_not_ready)$/;
+const NOTHING_DONE = /^(rate_limited|overloaded)$/;
 // Refusals of a first try that may come from a cache.
 const CACHED = /^(not_started|paused|ended|sold_out)$/;
 // Rules are tried after the look for the key: who is refused by one has no claim under it.
@@ -45,8 +45,8 @@ export class ClaimgateClient {
 	}
 
 	async claims(campaignId, { signal, limit, cursor } = {}) {
-		const query = new URLSearchParams(JSON.parse(JSON.stringify({ limit, cursor })));
-		return read(await this.#callAsUser(`${pathOf(campaignId)}/claims${query.size ? `?${query}` : ""}`, { signal }), "items");
+		const query = String(new URLSearchParams(JSON.parse(JSON.stringify({ limit, cursor }))));
+		return read(await this.#callAsUser(`${pathOf(campaignId)}/claims${query && `?${query}`}`, { signal }), "items");
 	}
 
 	async claimById(claimId, { signal } = {}) {
@@ -63,23 +63,27 @@ export class ClaimgateClient {
 		const giveUpAt = performance.now() + this.#deadlineMs;
 		const path = `${pathOf(campaignId)}/claims`;
 		const kept = idempotencyKey ? { key: idempotencyKey } : this.#keep(await this.#nameOf(campaignId), quantity);
-		let unknown = kept.isOld;
+		let unknown = idempotencyKey ? true : kept.isOld; // a key of the caller's may have been sent before
 		for (let tries = 1; ; tries++) {
 			const isFirst = tries === 1 && kept.isNew;
 			const sentAt = performance.now();
+			const timings = isFirst ? watchTimings() : () => [];
 			try {
 				const answer = await this.#post(path, { key: kept.key, isFirst, quantity, signal, withinMs: giveUpAt - sentAt });
 				this.#settle(kept);
 				return answer;
 			} catch (error) {
 				if (!(error instanceof ClaimgateError)) throw error; // aborted: the key stays
-				const resent = isFirst && CACHED.test(error.code) && wasSentTwice(path, sentAt);
-				const wait = resent ? 0 : error.retryAfterMs + jitter(BACKOFF_MS * 2 ** tries);
-				unknown ||= resent || isUnknown(error);
-				const helps = resent || isUnknown(error) || NOTHING_DONE.test(error.code);
+				const twice = wasSentTwice(timings(), path);
+				const doubtful = twice && CACHED.test(error.code);
+				const wait = doubtful ? 0 : error.retryAfterMs + jitter(BACKOFF_MS * 2 ** tries);
+				unknown ||= twice || isUnknown(error);
+				const helps = doubtful || isUnknown(error) || NOTHING_DONE.test(error.code);
 				if (!helps || performance.now() + wait + TRY_MS_MIN > giveUpAt) throw this.#settle(kept, error, unknown);
 				onRetry?.(error, wait);
 				await sleep(wait, signal);
+			} finally {
+				timings();
 			}
 		}
 	}
@@ -102,7 +106,9 @@ export class ClaimgateClient {
 		const denied = DECIDED.test(error?.code);
 		const stays = unknown && error.code !== "idempotency_key_reused";
 		if (error) error.outcomeUnknown = Boolean(unknown && !denied);
-		if (!name || this.#read(name)?.key !== key) return error; // the caller's own key, or another tab was quicker
+		if (!name) return error; // the caller's own key
+		const now = this.#read(name); // another tab may have freed it; who is in doubt puts it back
+		if (now ? now.key !== key : !stays) return error;
 		this.#write(name, stays ? { key, quantity, denied } : null);
 		return error;
 	}
@@ -202,20 +208,34 @@ function read({ status, headers, body }, member) {
 	throw new ClaimgateError(problem, { status, retryAfterMs });
 }
 
-// A browser resends by itself when a kept connection is cut; the first copy may have won. The timing shows it.
-function wasSentTwice(path, sentAt) {
-	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
-	const timings = performance.getEntriesByType("resource");
-	return timings.some((t) => t.startTime >= sentAt && t.name.endsWith(path) && lost(t) > RESENT_MS_MIN);
+// The timings since then, however many the page has had; told once, and watched no longer.
+function watchTimings() {
+	const seen = [];
+	const observer = new PerformanceObserver((list) => seen.push(...list.getEntries()));
+	observer.observe({ type: "resource" });
+	return () => {
+		seen.push(...observer.takeRecords());
+		observer.disconnect();
+		return seen;
+	};
 }
 
-function sleep(ms, signal) {
-	return new Promise((done, fail) => {
-		const timer = setTimeout(done, ms);
-		const stop = () => {
+// A browser resends by itself when a kept connection is cut; the first copy may have won. The timing shows it.
+function wasSentTwice(timings, path) {
+	const lost = (t) => t.domainLookupStart - t.fetchStart + t.requestStart - t.connectEnd;
+	return timings.some((t) => t.name.endsWith(path) && lost(t) > RESENT_MS_MIN);
+}
+
+async function sleep(ms, signal) {
+	signal?.throwIfAborted();
+	await new Promise((done, fail) => {
+		const end = () => {
 			clearTimeout(timer);
-			fail(signal.reason);
+			signal?.removeEventListener("abort", end);
+			if (signal?.aborted) fail(signal.reason);
+			else done();
 		};
-		signal?.addEventListener("abort", stop, { once: true });
+		const timer = setTimeout(end, ms);
+		signal?.addEventListener("abort", end);
 	});
 }

@@ -158,6 +158,33 @@ test("what says nothing of the claim leaves it pending", async () => {
 	assert.equal((await client.claim(OPEN)).replayed, true);
 });
 
+test("a campaign that is being loaded may have granted before, so the claim stays pending", async () => {
+	const client = clientOf("quin");
+	front.faults.push(problem(503, "campaign_not_ready", { "Retry-After": "60" }));
+	const error = await refused(client.claim(OPEN));
+	assert.deepEqual([error.code, error.outcomeUnknown, await client.isPending(OPEN)], ["campaign_not_ready", true, true]);
+	assert.equal((await client.claim(OPEN)).claim.status, "granted");
+	assert.deepEqual([marks(), keys()], [["1", null], 1]);
+});
+
+test("a key that another tab has freed is kept by the one that is in doubt", async () => {
+	const storage = memoryStorage();
+	const client = clientOf("rosa", { storage, deadlineMs: 1500 });
+	front.faults.push(...Array(9).fill("unanswered"));
+	const error = await refused(client.claim(OPEN, { onRetry: () => storage.removeItem(nameOf(OPEN, "rosa")) }));
+	assert.deepEqual([error.outcomeUnknown, await client.isPending(OPEN)], [true, true]);
+	front.faults.length = 0;
+	assert.equal((await client.claim(OPEN)).replayed, true);
+	assert.equal(keys(), 1);
+});
+
+test("nothing is certain of a caller's own key, which may have been sent before", async () => {
+	const client = clientOf("saul");
+	front.faults.push(problem(429, "rate_limited", { "Retry-After": "60" }));
+	const error = await refused(client.claim(OPEN, { idempotencyKey: newKey() }));
+	assert.deepEqual([error.code, error.outcomeUnknown], ["rate_limited", true]);
+});
+
 test("a caller's own key is neither stored nor marked", async () => {
 	const storage = memoryStorage();
 	const client = clientOf("kate", { storage });

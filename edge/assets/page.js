@@ -69,7 +69,7 @@ async function refresh() {
 	interval = Math.abs(Date.parse(view?.starts_at) - now()) < 30000 ? POLL_MS_MIN : Math.min(interval * 1.4, POLL_MS_MAX);
 	pollIn(jitter(interval) + (failure?.wait_ms ?? 0));
 	render();
-	if (lost && !failure && pending && !secondsTo(outcome?.until)) claim(); // the network is back
+	if (lost && !failure && pending && token && !secondsTo(outcome?.until)) claim(); // the network is back
 	else if (version && view.version !== version) lookUpIn(spread());
 	else if (outcome?.claim?.status === "held") lookUpIn(0);
 }

@@ -578,7 +578,7 @@ async fn changed_claims_are_printed_a_line_each() {
     let environment = [("CLAIMGATE_ADMIN_TOKEN", "an-admin-token-for-the-tests-only-of-some-length")];
     let nowhere = free_address().to_string();
     let words = ["changes", "--follow", "--admin-listen", &nowhere];
-    run(&words, &environment, directory.path()).await.ended(3).one_line("no answer from core");
+    run(&words, &environment, directory.path()).await.ended(3).one_line("no answer from http://");
 }
 
 #[tokio::test]

@@ -49,7 +49,13 @@ impl CampaignSync {
             handle.has_events();
         }
         match first {
-            Err(SyncError::Redis(error)) if error.is_worth_resending() => self.try_call(handle, call).await,
+            Err(SyncError::Redis(error)) if error.is_worth_resending() => {
+                match self.try_call(handle, call).await {
+                    // That nothing was done is true of this call alone.
+                    Err(SyncError::Redis(RedisStoreError::OutOfMemory(_))) => Err(SyncError::Redis(error)),
+                    second => second,
+                }
+            }
             first => first,
         }
     }

@@ -108,6 +108,8 @@ impl<'a> CoreClient<'a> {
                 Attempted::Answered(response) if count > 1 && response.is_undecided() => {
                     undecided = Some(response);
                 }
+                // It says that nothing was tried: not so of the call before.
+                Attempted::Answered(response) if called.is_some() && response.is_overloaded() => break,
                 Attempted::Answered(response) => return Ok(response),
                 Attempted::Refused if count == 1 => break,
                 Attempted::Refused | Attempted::Lost => {}
@@ -318,6 +320,11 @@ impl CoreResponse {
     /// Whether core could not decide, which another core may: Redis does not answer it, or it starts or stops.
     fn is_undecided(&self) -> bool {
         self.summary.is_problem(Code::Unavailable)
+    }
+
+    /// Whether core had no room to try.
+    fn is_overloaded(&self) -> bool {
+        self.summary.is_problem(Code::Overloaded)
     }
 
     /// The members that the edge itself reads.

@@ -35,7 +35,7 @@ fn all_of_it_is_under_40_kb_and_from_one_origin() {
         let files = files.map(|file| entries[file]);
         let loaded: u64 = files.iter().sum();
         assert!(
-            loaded > 20_000 && loaded < 40_000 && on_disk < 40_000,
+            loaded > 20_000 && loaded < 40 << 10 && on_disk < 40 << 10,
             "{loaded} of {entries:?}, {on_disk} on disk"
         );
         page.close().await;

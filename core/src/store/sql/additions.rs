@@ -3,7 +3,8 @@
 use claimgate_shared::{CampaignId, IdempotencyKey, Problem};
 use sqlx::Row as _;
 
-use super::campaigns::{self, Change, big, number_change};
+use super::campaigns::{self, Change, number_change};
+use super::numbers::big;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::addition::Addition;

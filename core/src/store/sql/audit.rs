@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::any::AnyRow;
 use sqlx::{AssertSqlSafe, Row as _};
 
-use super::campaigns::{big, unreadable, unsigned};
+use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::counters::Epoch;

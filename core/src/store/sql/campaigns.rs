@@ -10,6 +10,7 @@ use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
 use super::audit::draw_number;
+use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
@@ -434,19 +435,6 @@ pub(super) fn read(row: &AnyRow) -> Result<Campaign, SqlError> {
         evicted: evicted(row)?,
         unfinished_import: row.try_get("import_digest")?,
     })
-}
-
-pub(super) fn unreadable(error: impl std::fmt::Display) -> SqlError {
-    SqlError::Unreadable(error.to_string())
-}
-
-pub(super) fn unsigned(number: i64) -> Result<u64, SqlError> {
-    u64::try_from(number).map_err(unreadable)
-}
-
-/// SQL's integers are signed; what is counted here stays far below 2^63.
-pub(super) fn big(number: impl Into<u64>) -> i64 {
-    i64::try_from(number.into()).unwrap_or(i64::MAX)
 }
 
 fn number(limit: NonZeroU32) -> i64 {

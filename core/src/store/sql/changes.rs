@@ -3,7 +3,8 @@
 
 use sqlx::Row as _;
 
-use super::campaigns::{CampaignPage, big, unsigned};
+use super::campaigns::CampaignPage;
+use super::numbers::{big, unsigned};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::counters::ChangeNumber;
 use crate::step;

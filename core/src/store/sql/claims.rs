@@ -10,7 +10,7 @@ use sqlx::any::{AnyArguments, AnyRow};
 use sqlx::query::Query;
 use sqlx::{Any, Row as _};
 
-use super::campaigns::{big, unreadable, unsigned};
+use super::numbers::{big, unreadable, unsigned};
 use super::pool::Pool;
 use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::claim_record::ClaimRecord;

@@ -12,8 +12,8 @@ use claimgate_shared::{CampaignId, UserId};
 use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
-use super::campaigns::{big, unreadable, unsigned};
 use super::claims::{ClaimRow, parse_row};
+use super::numbers::{big, unreadable, unsigned};
 use super::{SqlError, SqlStore, statements};
 use crate::step;
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::campaigns::big;
+use super::numbers::big;
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::step;

@@ -4,7 +4,8 @@
 
 use claimgate_shared::Version;
 
-use super::campaigns::{audit, big, number_change, read};
+use super::campaigns::{audit, number_change, read};
+use super::numbers::big;
 use super::{BULK, Change, OutboxWriteError, SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted};
 use crate::domain::counters::Epoch;

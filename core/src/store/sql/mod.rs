@@ -25,6 +25,7 @@ mod claims;
 mod feed;
 mod feed_writer;
 mod imports;
+mod numbers;
 mod outbox_writer;
 mod pool;
 mod replication;

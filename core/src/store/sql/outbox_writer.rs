@@ -12,9 +12,9 @@ use sqlx::query::Query;
 use sqlx::{Any, AssertSqlSafe, Row as _};
 
 use super::audit::ClaimChange;
-use super::campaigns::{big, unsigned};
 use super::claims::bind_id;
 use super::feed_writer::{FeedRow, feed_rows};
+use super::numbers::{big, unsigned};
 use super::pool::Transaction;
 use super::{BULK, SqlError, SqlStore, WHOLE, statements};
 use crate::domain::counters::Epoch;

@@ -6,7 +6,7 @@ use claimgate_shared::Timestamp;
 use sqlx::Row as _;
 use sqlx::any::AnyRow;
 
-use super::campaigns::{big, unsigned};
+use super::numbers::{big, unsigned};
 use super::pool::Transaction;
 use super::{SqlError, SqlStore};
 use crate::domain::replica_set::{ReplicaSet, Replication, ServerName, SetChange};

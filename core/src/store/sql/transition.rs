@@ -6,9 +6,10 @@ use claimgate_shared::{Claim, ClaimId, ClaimStatus, Timestamp};
 use sqlx::Row as _;
 
 use super::audit::ClaimChange;
-use super::campaigns::{self, big, number_change, unsigned};
+use super::campaigns::{self, number_change};
 use super::claims::{self, ClaimRow, bind_id};
 use super::feed_writer::feed_rows;
+use super::numbers::{big, unsigned};
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_transition::ClaimTransition;

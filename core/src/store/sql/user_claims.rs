@@ -7,8 +7,8 @@ use claimgate_shared::ids::digest_text;
 use claimgate_shared::{CampaignId, Claim, ClaimStatus, UserId};
 use sqlx::Row as _;
 
-use super::campaigns::{big, unsigned};
 use super::claims::{ClaimRow, read};
+use super::numbers::{big, unsigned};
 use super::{SqlError, SqlStore, statements};
 use crate::step;
 
