@@ -18,16 +18,16 @@ defect older_row_wins core/src/store/sql/statements.rs \
 # The feed tells of each commit, in order.
 defect feed_numbers_taken_first core/src/store/sql/outbox_writer.rs \
     '        let locked = self.lock_campaigns(&mut transaction, batches).await?;
-        let mut rows' \
+        let (mut rows' \
     '        sqlx::query("UPDATE feed_position SET last_number = last_number").execute(&mut *transaction).await?;
         let locked = self.lock_campaigns(&mut transaction, batches).await?;
-        let mut rows' \
+        let (mut rows' \
     faults feed::a_commit_that_is_held_up
 defect feed_lacks_salvaged_claims core/src/store/sql/outbox_writer.rs \
     '        self.commit_told(transaction, &told).await?;
-        Ok(revoked)' \
+        Ok(revoked.len()' \
     '        self.commit_told(transaction, &told[..0]).await?;
-        Ok(revoked)' \
+        Ok(revoked.len()' \
     faults registers::rows_that_sql_has_lost_are_not_given_again_by_a_repair
 defect feed_lacks_transitions core/src/store/sql/transition.rs \
     'self.commit_told(transaction, &told)' 'self.commit_told(transaction, &told[..0])' \
