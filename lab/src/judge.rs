@@ -23,11 +23,12 @@ fn of_round(row: &Row, cell: &Cell, round: &Round) -> Option<String> {
     let expectation = row.strategy.expectation;
     let alone = matches!(cell.kind, Kind::Contest { alone: true, .. });
     let exact = expectation == Expectation::Exact || (expectation == Expectation::ExactAlone && alone);
-    let never_over = exact || expectation == Expectation::NeverOver;
+    let agrees = exact || [Expectation::NeverOver, Expectation::UsersOver].contains(&expectation);
+    let never_over = agrees || expectation == Expectation::LosesUnits;
     if let (failed @ 1.., why) = &round.failed {
         return Some(format!("{failed} calls failed: {}", why.as_deref().unwrap_or("unknown")));
     }
-    if round.users_over > 0 {
+    if round.users_over > 0 && expectation != Expectation::UsersOver {
         return Some(format!("{} users got more than is promised", round.users_over));
     }
     if never_over && round.oversold() > 0 {
@@ -41,7 +42,7 @@ fn of_round(row: &Row, cell: &Cell, round: &Round) -> Option<String> {
         let (granted, undecided) = (round.granted_units, round.undecided);
         return Some(format!("granted {granted} of {} in time, {undecided} still waiting", round.stock));
     }
-    if never_over && !round.store_agrees() {
+    if agrees && !round.store_agrees() {
         let (granted, left) = (round.granted_units, round.left);
         return Some(format!("callers were granted {granted} of {}, the store has {left} left", round.stock));
     }
@@ -65,6 +66,15 @@ fn of_row(row: &Row) -> Vec<String> {
         if cell.median(|round| round.oversold() as f64) < 1.0 {
             found.push(format!("{}: did not oversell", cell.kind));
         }
+    }
+    if expectation == Expectation::UsersOver
+        && row.most(Cell::is_shared_contest, |round| round.users_over) == 0
+    {
+        found.push("no user got more than is promised".to_owned());
+    }
+    let lost = |round: &Round| u64::from(!round.store_agrees());
+    if expectation == Expectation::LosesUnits && row.most(Cell::is_shared_contest, lost) == 0 {
+        found.push("lost no units".to_owned());
     }
     let releases = [Expectation::WrongRelease, Expectation::WrongReleaseOversells].contains(&expectation);
     if releases && row.wrong_releases() == 0 {

@@ -223,6 +223,10 @@ pub enum Expectation {
     WrongRelease,
     /// Frees another's lock when the holder is slow, and oversells by it.
     WrongReleaseOversells,
+    /// Never over in all, but users get more than is promised.
+    UsersOver,
+    /// Never over, but units are gone that no caller was granted.
+    LosesUnits,
 }
 
 impl fmt::Display for Expectation {
@@ -234,6 +238,8 @@ impl fmt::Display for Expectation {
             Self::ExactAlone => "exact with one instance, oversells with two",
             Self::WrongRelease => "wrong release",
             Self::WrongReleaseOversells => "wrong release, oversells",
+            Self::UsersOver => "never over, but a user is",
+            Self::LosesUnits => "never over, loses units",
         })
     }
 }
@@ -276,6 +282,8 @@ pub struct Strategy {
     pub slow_holders: bool,
     /// Whether a holder's crash stops all others for ever.
     pub stuck_after_crash: bool,
+    /// Whether work that fails stops all others for as long as its process lives; shown by the findings.
+    pub stuck_after_failure: bool,
     /// What else it shows.
     pub findings: Option<Findings>,
     /// Makes a manager.
@@ -301,6 +309,7 @@ impl Strategy {
             instances: 2,
             slow_holders: false,
             stuck_after_crash: false,
+            stuck_after_failure: false,
             findings: None,
             open: open::<M>,
         }
@@ -320,7 +329,11 @@ impl Strategy {
 
     /// What it is known to do, crashes included.
     pub fn known_to_be(&self) -> String {
-        let stuck = if self.stuck_after_crash { " until a crash, then stuck" } else { "" };
+        let stuck = match (self.stuck_after_crash, self.stuck_after_failure) {
+            (true, _) => " until a crash, then stuck",
+            (_, true) => " until work fails, then stuck",
+            _ => "",
+        };
         format!("{}{stuck}", self.expectation)
     }
 
@@ -334,6 +347,12 @@ impl Strategy {
     #[must_use]
     pub const fn stuck_after_crash(self) -> Self {
         Self { stuck_after_crash: true, ..self }
+    }
+
+    /// Work that fails stops all others.
+    #[must_use]
+    pub const fn stuck_after_failure(self) -> Self {
+        Self { stuck_after_failure: true, ..self }
     }
 
     /// Shows something else, too.

@@ -26,6 +26,8 @@ const TABLES: &[&str] = &[
      PRIMARY KEY (id, part)) WITH (fillfactor = 50)",
     "CREATE TABLE IF NOT EXISTS taker (id TEXT NOT NULL, user_id TEXT NOT NULL, units BIGINT NOT NULL, \
      PRIMARY KEY (id, user_id))",
+    "CREATE TABLE IF NOT EXISTS purchase (id TEXT NOT NULL, user_id TEXT NOT NULL, units BIGINT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS purchase_by_user ON purchase (id, user_id)",
     "CREATE TABLE IF NOT EXISTS catalogue (id TEXT PRIMARY KEY, units BIGINT NOT NULL)",
 ];
 

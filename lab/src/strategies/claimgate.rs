@@ -28,7 +28,7 @@ use crate::stock_row::some_time;
 
 /// The row.
 pub const STRATEGY: Strategy = Strategy::of::<Claimgate>(
-    24,
+    29,
     "claimgate",
     "claimgate",
     Expectation::Exact,

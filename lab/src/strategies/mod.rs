@@ -34,6 +34,11 @@ strategies! {
     script_stock
     script_queue
     script_limits
+    script_half_way
+    count_then_insert
+    stock_above_zero
+    lock_without_nx
+    endless_watchdog
     claimgate
 }
 

@@ -1,4 +1,4 @@
-//! Re-entrant lock with watchdog: claimgate's own lock (`core/src/lock.rs`), a hash of owner and depth, renewed by a
+//! Re-entrant lock with watchdog: claimgate's own lock (`core/src/store/redis/lease.rs`), a hash of owner and depth, renewed by a
 //! watchdog until it is released, deleted at depth 0.
 //!
 //! Exact, and survives work that is longer than the lease, as long as its process lives; a function that locks may call
