@@ -2,7 +2,7 @@
 -- row that the numbers come from is locked from then on until the commit. So a reader that sees a number sees all lower ones,
 -- which is not so with those of a sequence.
 --
--- Never change once written: all of feed, feed_position.feed_id.
+-- Never change once written: all of feed; feed_position.feed_id, but after a restore.
 
 CREATE TABLE feed (
     number      BIGINT NOT NULL PRIMARY KEY,
@@ -12,10 +12,9 @@ CREATE TABLE feed (
 );
 CREATE INDEX feed_by_campaign ON feed (campaign_id, number);
 
--- Claims of before the feed.
+-- Claims of before the feed, and those that a core of before it still writes: what a campaign has is read when it is told.
 INSERT INTO feed (number, campaign_id)
-SELECT ROW_NUMBER() OVER (ORDER BY id), id FROM campaigns
-WHERE EXISTS (SELECT 1 FROM claims WHERE claims.campaign_id = campaigns.id);
+SELECT ROW_NUMBER() OVER (ORDER BY id), id FROM campaigns;
 
 CREATE TABLE feed_position (
     one         BIGINT NOT NULL PRIMARY KEY,

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use claimgate_shared::ClaimStatus;
 use claimgate_shared::admin::ClaimItem;
 use claimgate_shared::problem::Limit;
+use claimgate_shared::{ClaimStatus, UserId};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ pub(crate) fn all(plan: &Plan, outcomes: &[Outcome], evidence: &Evidence) -> Vec
         per_user(plan, evidence),
         once(evidence),
         retries(outcomes, evidence),
-        denials(outcomes),
+        denials(plan, outcomes),
         returns(evidence),
         agreement(evidence),
     ]
@@ -157,19 +157,28 @@ fn is_of_another_key(outcome: &Outcome) -> bool {
     outcome.told.iter().any(|told| matches!(told, Told::Claimed { id, .. } if *id != own))
 }
 
-fn denials(outcomes: &[Outcome]) -> Check {
+fn denials(plan: &Plan, outcomes: &[Outcome]) -> Check {
+    let mut had = BTreeMap::<&UserId, u32>::new();
+    for outcome in outcomes.iter().filter(|outcome| outcome.claimed().is_some()) {
+        *had.entry(&outcome.call.request().user_id).or_default() += 1;
+    }
     let mut counted = BTreeMap::<&str, usize>::new();
     let mut wrong = None;
-    for told in outcomes.iter().flat_map(|outcome| &outcome.told) {
+    for (outcome, told) in
+        outcomes.iter().flat_map(|outcome| outcome.told.iter().map(move |told| (outcome, told)))
+    {
         let Told::Denied { code, limit } = told else { continue };
+        let user = &outcome.call.request().user_id;
+        // Users send one claim after the other, of one unit each.
+        let has_all = had.get(user).is_some_and(|had| *had >= plan.per_user.get());
         *counted.entry(code).or_default() += 1;
         let named = match code.as_str() {
             "sold_out" => *limit == Some(Limit::Total),
-            "user_limit_reached" => *limit == Some(Limit::PerUser),
+            "user_limit_reached" => *limit == Some(Limit::PerUser) && has_all,
             _ => false,
         };
         if !named {
-            wrong = Some(format!("{code} was not to be expected here, or names the limit {limit:?}"));
+            wrong = Some(format!("{code} was not to be expected by {user}, or names the limit {limit:?}"));
         }
     }
     let counted: Vec<_> = counted.iter().map(|(code, count)| format!("{count} {code}")).collect();
@@ -192,14 +201,18 @@ fn returns(evidence: &Evidence) -> Check {
         Some(format!("taken was {before}, {without} after the return, {after} after the next claim"))
     } else if !next.is_claimed() {
         Some(format!("the unit was not to be had again: {next:?}"))
-    } else if late.as_ref().is_some_and(Told::is_claimed) {
-        Some("it was to be had twice".to_owned())
+    } else if let Some(late) = late.as_ref().filter(|late| !is_sold_out(late)) {
+        Some(format!("after it had been claimed nothing was to be had, but the next one was told {late:?}"))
     } else if status != Some(ClaimStatus::Returned) {
         Some(format!("SQL has {id} as {status:?}"))
     } else {
         None
     };
     Check::new(NAME, wrong, "returned twice, claimed once".to_owned())
+}
+
+fn is_sold_out(told: &Told) -> bool {
+    matches!(told, Told::Denied { code, limit: Some(Limit::Total) } if code == "sold_out")
 }
 
 fn agreement(evidence: &Evidence) -> Check {

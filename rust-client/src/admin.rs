@@ -234,7 +234,7 @@ impl Admin {
         loop {
             let part = if cursor.is_empty() { String::new() } else { format!("&{next}={cursor}") };
             let mut page: Answer<Value> = self.get(&format!("{path}limit={PAGE}{part}")).await?;
-            if let Value::Array(items) = page.json["items"].take() {
+            if let Some(Value::Array(items)) = page.json.get_mut("items").map(Value::take) {
                 all.extend(items);
             }
             match page.json["next_cursor"].as_str() {

@@ -16,8 +16,9 @@ pub fn random_key() -> Result<IdempotencyKey, Error> {
     URL_SAFE_NO_PAD.encode(bytes).try_into().map_err(|error| Error::Setup(format!("{error}")))
 }
 
-/// A claim with its key. Only the very first try of a new one is marked as such: claimgate may refuse that from a cache.
-#[derive(Debug, Clone)]
+/// A claim with its key. Only the very first try of a new one is marked as such: claimgate may refuse that from a cache. A copy
+/// is never marked.
+#[derive(Debug)]
 pub struct ClaimCall {
     request: ClaimRequest,
     attempt: Attempt,
@@ -55,6 +56,12 @@ impl ClaimCall {
     }
 }
 
+impl Clone for ClaimCall {
+    fn clone(&self) -> Self {
+        Self::again(self.request.clone())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,6 +75,7 @@ mod tests {
         let mut new = call();
         let tries = [new.next_attempt(), new.next_attempt(), new.next_attempt()];
         assert_eq!(tries, [Attempt::First, Attempt::Unknown, Attempt::Unknown]);
+        assert_eq!(call().clone().next_attempt(), Attempt::Unknown, "the original may have been sent");
         assert_eq!(ClaimCall::again(new.request().clone()).next_attempt(), Attempt::Unknown);
     }
 

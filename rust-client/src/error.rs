@@ -42,6 +42,12 @@ impl Error {
         }
     }
 
+    /// Whether claimgate says that it tried nothing: of the call before that says nothing.
+    pub(crate) fn tried_nothing(&self) -> bool {
+        self.is(Code::Overloaded)
+            || self.problem().is_some_and(|problem| matches!(problem.status.as_u16(), 401 | 429))
+    }
+
     /// How long to wait at least before the same claim, with the same key, is worth asking for again; `None` when only
     /// something else can change the answer.
     pub fn retry_after(&self) -> Option<Duration> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use claimgate_shared::http::{REPLAYED, REPLAYED_HEADER};
 use reqwest::header::RETRY_AFTER;
+use reqwest::redirect::Policy;
 use reqwest::{Client, Method, RequestBuilder, Response, Url};
 use serde::de::DeserializeOwned;
 
@@ -12,6 +13,9 @@ use crate::{Answer, Error};
 
 /// The longest wait for an answer: longer than claimgate takes for any call but an import.
 const WAIT: Duration = Duration::from_secs(10);
+
+/// The longest `Retry-After` that is believed, in seconds: a day.
+const RETRY_AFTER_MAX_S: u64 = 86_400;
 
 /// A listener.
 #[derive(Debug, Clone)]
@@ -33,7 +37,11 @@ impl Listener {
         if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
             return Err(wrong(" with nothing behind it"));
         }
-        let client = Client::builder().timeout(WAIT).no_proxy().build();
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(wrong(" without a user"));
+        }
+        // A redirect would make a look-up of a claim.
+        let client = Client::builder().timeout(WAIT).no_proxy().redirect(Policy::none()).build();
         let client = client.map_err(|error| Error::Setup(told(error)))?;
         Ok(Self { client, address: address.trim_end_matches('/').to_owned() })
     }
@@ -67,8 +75,8 @@ impl Listener {
 }
 
 fn retry_after(response: &Response) -> Option<Duration> {
-    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds.min(RETRY_AFTER_MAX_S)))
 }
 
 /// An error with its causes, without the address that it was about.
@@ -92,9 +100,15 @@ mod tests {
         for good in ["http://127.0.0.1:8080", "http://core.internal/", "http://[::1]:8787"] {
             assert!(Listener::new(good).is_ok(), "{good}");
         }
-        for bad in
-            ["", "127.0.0.1:8080", "https://claims.example.com", "http://", "http://h/v1", "http://h/?a=b"]
-        {
+        for bad in [
+            "",
+            "127.0.0.1:8080",
+            "https://claims.example.com",
+            "http://",
+            "http://h/v1",
+            "http://h/?a=b",
+            "http://u:p@h",
+        ] {
             let error = Listener::new(bad).unwrap_err().to_string();
             assert!(error.contains("must be http://HOST:PORT"), "{bad}: {error}");
         }

@@ -17,23 +17,29 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 /// again, not before `Retry-After` has passed. `ask` has to be safe to repeat, as a claim with its key is.
 ///
 /// # Errors
-/// What the last try ended with.
+/// What the last try ended with; but where that says that nothing was tried (`overloaded`, 429, 401), what the last one ended with
+/// that left the outcome unknown, if there was one.
 pub async fn until_decided<T>(
     patience: Duration,
     mut ask: impl AsyncFnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
     let deadline = Instant::now() + patience;
     let mut wait = WAIT_MIN;
+    let mut doubt = None;
     loop {
         let error = match ask().await {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
-        let Some(at_least) = error.retry_after() else { return Err(error) };
-        let pause = spread(wait).max(at_least);
-        if Instant::now() + pause > deadline {
-            return Err(error);
+        let (at_least, tried_nothing) = (error.retry_after(), error.tried_nothing());
+        let pause = at_least.map(|at_least| spread(wait).max(at_least));
+        if pause.is_none_or(|pause| Instant::now() + pause > deadline) {
+            return Err(if tried_nothing { doubt.unwrap_or(error) } else { error });
         }
+        if !tried_nothing {
+            doubt = Some(error);
+        }
+        let pause = pause.unwrap_or_default();
         sleep(pause).await;
         wait = (wait * 2).min(WAIT_MAX);
     }
@@ -49,7 +55,10 @@ fn spread(wait: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use reqwest::StatusCode;
+
     use super::*;
+    use crate::error::Problem;
 
     fn lost() -> Error {
         Error::NoAnswer { address: "there".to_owned(), why: "reset".to_owned() }
@@ -75,6 +84,28 @@ mod tests {
         assert!(refused.await.is_err());
         assert_eq!(tries, 1);
         assert!(until_decided(Duration::ZERO, async || Err::<(), _>(lost())).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn that_nothing_was_tried_is_not_said_once_the_outcome_is_unknown() {
+        let busy = |code: &str, status| {
+            let json = serde_json::json!({"code": code, "title": "T", "detail": "D"});
+            Error::Problem(Box::new(Problem::of(status, None, json).unwrap()))
+        };
+        for (code, status) in [
+            ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
+            ("rate_limited", StatusCode::TOO_MANY_REQUESTS),
+            ("unauthenticated", StatusCode::UNAUTHORIZED),
+        ] {
+            let mut tries = 0;
+            let ended = until_decided(Duration::from_millis(200), async || {
+                tries += 1;
+                Err::<(), _>(if tries == 1 { lost() } else { busy(code, status) })
+            });
+            assert!(matches!(ended.await, Err(Error::NoAnswer { .. })), "{code}");
+            let ended = until_decided(Duration::ZERO, async || Err::<(), _>(busy(code, status)));
+            assert!(matches!(ended.await, Err(Error::Problem(_))), "{code}");
+        }
     }
 
     #[test]

@@ -76,10 +76,10 @@ impl DrillArgs {
             let _ = self.report.as_ref().map(std::fs::remove_file);
             could_not(&error)
         })?;
+        show(self.call.json, &json!(report), || text(&report))?;
         if let (Some(mut file), Some(path)) = (file, &self.report) {
             file.write_all(page(&report).as_bytes()).map_err(|error| unwritten(path, &error))?;
         }
-        show(self.call.json, &json!(report), || text(&report))?;
         Ok(report.passed)
     }
 

@@ -161,7 +161,13 @@ fn a_denial_for_another_reason_fails() {
     assert_eq!(failing(|case| case.outcomes[2].told[0] = denied("sold_out", Limit::PerUser)), [DENIAL]);
     assert_eq!(failing(|case| case.outcomes[2].told[0] = denied("ended", Limit::Total)), [DENIAL]);
     let user = |case: &mut Case| case.outcomes[2].told[0] = denied("user_limit_reached", Limit::PerUser);
-    assert_eq!(failing(user), [""; 0]);
+    assert_eq!(failing(user), [DENIAL], "a user who has nothing");
+    let user = |case: &mut Case| {
+        let call = ClaimCall::again(case.outcomes[0].call.request().clone());
+        let told = vec![denied("user_limit_reached", Limit::PerUser)];
+        case.outcomes.push(Outcome { call, told, together: false });
+    };
+    assert_eq!(failing(user), [""; 0], "a user who has all");
 }
 
 #[test]
@@ -171,6 +177,8 @@ fn a_return_that_gives_back_too_little_or_too_much_fails() {
     assert_eq!(returned(|returned| returned.taken = [2, 2, 2]), [RETURN]);
     assert_eq!(returned(|returned| returned.taken = [2, 0, 1]), [RETURN]);
     assert_eq!(returned(|returned| returned.late = Some(returned.next.clone())), [RETURN]);
+    assert_eq!(returned(|returned| returned.late = Some(Told::Unknown("503".to_owned()))), [RETURN]);
+    assert_eq!(returned(|returned| returned.late = Some(denied("paused", Limit::Total))), [RETURN]);
     let lost = |case: &mut Case| case.evidence.rows[0].status = ClaimStatus::Granted;
     assert!(failing(lost).contains(&RETURN));
 }

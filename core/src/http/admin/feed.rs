@@ -7,7 +7,7 @@ use axum::http::{StatusCode, Uri};
 use claimgate_shared::problem::ProblemFields;
 use claimgate_shared::{CampaignId, Claim, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::engine::EngineError;
 use crate::http::error::ApiResult;
@@ -19,6 +19,9 @@ use crate::store::sql::{FeedCursor, FeedItem, FeedPage};
 
 /// The longest that a call may wait for something to come, in seconds.
 const WAIT_MAX_S: u32 = 30;
+
+/// How long to wait before the feed is read again where what came was of other campaigns: commits are many.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A part of the feed.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -109,6 +112,7 @@ pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Ur
     let until = Instant::now() + query.wait()?;
     let after = query.after()?;
     let engine = state.engine(&caller);
+    let mut pause = Duration::ZERO;
     loop {
         let page = engine.feed(campaign.as_ref(), after.as_ref(), limit);
         let page = in_time(async { Ok(page.await?) }).await?;
@@ -116,5 +120,7 @@ pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Ur
         if !page.items.is_empty() || left.is_zero() || !engine.feed_goes_on(&page, left).await? {
             return json(StatusCode::OK, &Changes::from(page));
         }
+        sleep(pause).await;
+        pause = PAUSE;
     }
 }
