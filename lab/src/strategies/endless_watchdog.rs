@@ -121,9 +121,9 @@ async fn findings(addresses: Addresses) -> Result<Vec<String>> {
     }
     StockManager::init(&next, 5).await?;
     match StockManager::reduce(&next, &Attempt::new("next", 1, PATIENCE)).await {
-        Err(StockError::TimedOut) => {
-            Ok(vec![format!("after work that failed the next one waited {PATIENCE:?} in vain, for a lease of {LEASE:?}")])
-        }
+        Err(StockError::TimedOut) => Ok(vec![format!(
+            "after work that failed the next one waited {PATIENCE:?} in vain, for a lease of {LEASE:?}"
+        )]),
         next => Err(StockError::Inconsistent(format!("the lock came free: {next:?}"))),
     }
 }
