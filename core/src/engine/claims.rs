@@ -78,7 +78,8 @@ impl Engine {
         }
     }
 
-    /// Returns a claim's units at `now` for the caller of the name `by`, which the audit shows. An expired claim stays expired, which is no error.
+    /// Returns a claim's units at `now` for the caller of the name `by`, which the audit shows. An expired claim stays expired,
+    /// which is no error.
     ///
     /// # Errors
     /// [`EngineError::ClaimStands`] when it was revoked.

@@ -29,9 +29,9 @@ pub enum Transitioned {
 }
 
 impl SqlStore {
-    /// Confirms or returns the claim `id` at `now` for the caller of the name `by`; idempotent, also under concurrent calls. A hold that is due expires
-    /// instead. Changes nothing unless the campaign is evicted at that moment: a core that loads it into Redis waits for
-    /// this transaction, or this transaction finds it loaded.
+    /// Confirms or returns the claim `id` at `now` for the caller of the name `by`; idempotent, also under concurrent calls. A
+    /// hold that is due expires instead. Changes nothing unless the campaign is evicted at that moment: a core that loads it
+    /// into Redis waits for this transaction, or this transaction finds it loaded.
     ///
     /// # Errors
     /// When SQL does not answer within 1.5 s; the transition may have been committed.
