@@ -38,6 +38,7 @@ const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
     ("campaign_ended", 409, "Campaign ended", false, &[]),
     ("campaign_open", 409, "Campaign open", false, &[]),
     ("import_unfinished", 409, "Import unfinished", false, &[]),
+    ("cursor_invalid", 410, "Cursor invalid", false, &[]),
     ("unauthenticated", 401, "Not authenticated", false, &[]),
     ("forbidden", 403, "Not allowed", false, &[]),
     ("campaign_not_found", 404, "No such campaign", false, &[]),
@@ -192,6 +193,12 @@ async fn claims_that_stand_as_they_are() {
     );
     core.sql().run(statement).await;
     assert_eq!(problem(&confirm("cy").await, "claim_revoked")["claim"]["status"], "revoked");
+}
+
+#[tokio::test]
+async fn a_cursor_of_no_feed() {
+    let core = Core::start().await;
+    problem(&core.admin_get("/admin/v1/changes?after=1.2.3").await, "cursor_invalid");
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
-//! Per-user count, then insert: counts the user's purchases, and inserts one more when there are none; the stock by a conditional
-//! update.
+//! Per-user count, then insert: counts the user's purchases, and where there are none takes the stock by a conditional update and
+//! inserts one.
 //!
-//! The total is kept, the limit per user is not: two tries of one user count at once, find none, and both insert. A
-//! transaction does not help, since neither sees the other's row before its commit. What helps is a unique key (10), or a lock.
-//! Costs 5 trips for a grant.
+//! The total is kept, the limit per user is not: two tries of one user both count none, wait for the stock's row one after the
+//! other, and both insert. To count within the transaction makes that rarer, no more: neither sees the other's row before its
+//! commit. What helps is a unique key (10), or a lock. Costs 5 trips for a grant.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub const STRATEGY: Strategy = Strategy::of::<CountThenInsert>(
     "count_then_insert",
     "per-user count, then insert",
     Expectation::UsersOver,
-    "SELECT COUNT of the user's rows, then INSERT; no unique key",
+    "SELECT COUNT of the user's rows, take, INSERT; no unique key",
 )
 .per_user(PerUser::Once);
 
@@ -36,19 +36,18 @@ impl StockManager for CountThenInsert {
 
     async fn reduce(&self, attempt: &Attempt) -> Result<Reduced> {
         let (id, user, quantity) = ((&self.0.id).into(), (&attempt.user).into(), attempt.quantity.into());
-        let mut transaction = self.0.app.sql.begin(attempt.deadline).await?;
         let count = "SELECT COUNT(*) FROM purchase WHERE id = $1 AND user_id = $2";
-        if transaction.row(count, &[id, user]).await?.is_some_and(|row| row[0] > 0) {
-            transaction.roll_back().await?;
+        if self.0.app.sql.row(attempt.deadline, count, &[id, user]).await?.is_some_and(|row| row[0] > 0) {
             return Ok(Reduced::HadAlready);
         }
-        let purchase = "INSERT INTO purchase (id, user_id, units) VALUES ($1, $2, $3)";
-        transaction.run(purchase, &[id, user, quantity]).await?;
+        let mut transaction = self.0.app.sql.begin(attempt.deadline).await?;
         let stock = "UPDATE stock SET units = units - $2 WHERE id = $1 AND units >= $2";
         if transaction.run(stock, &[id, quantity]).await? == 0 {
             transaction.roll_back().await?;
             return Ok(Reduced::SoldOut);
         }
+        let purchase = "INSERT INTO purchase (id, user_id, units) VALUES ($1, $2, $3)";
+        transaction.run(purchase, &[id, user, quantity]).await?;
         transaction.commit().await?;
         Ok(Reduced::Taken)
     }
