@@ -15,7 +15,7 @@ table=() failed=()
 # The binaries as `cargo test --workspace` builds them: with the same features, so that nothing is built twice.
 declare -A programs
 while read -r binary program; do programs[$binary]=$PWD/$program; done < <(
-    cargo test --workspace --no-run 2>&1 | tee /dev/stderr |
+    cargo test --workspace --no-run 2>&1 | tee >(cat >&2) |
         sed -n 's/^ *Executable \([a-z0-9]*\)\/main\.rs (\(.*\))$/\1 \2/p'
 )
 
