@@ -5,10 +5,11 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
-use support::postgres::Postgres;
 use support::process::{Signal, signal_pids};
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
+
+use crate::on_postgres::on_postgres;
 
 async fn add(core: &Core, id: &str, units: i64, key: &str) -> Reply {
     let body = json!({"units": units, "idempotency_key": key});
@@ -17,21 +18,6 @@ async fn add(core: &Core, id: &str, units: i64, key: &str) -> Reply {
 
 fn is_replay(reply: &Reply) -> bool {
     reply.header("idempotent-replayed") == "true"
-}
-
-/// A core on PostgreSQL; `None` where there is none.
-async fn on_postgres(what: &str) -> Option<(Core, Sql, Postgres)> {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED {what}: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return None;
-        }
-    };
-    let url = postgres.database("claimgate").await;
-    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
-    Some((core, Sql::open(&url), postgres))
 }
 
 #[tokio::test]
@@ -150,7 +136,8 @@ async fn no_change_is_lost_on_sqlite() {
 
 #[tokio::test]
 async fn no_change_is_lost_on_postgresql() {
-    if let Some((core, sql, _postgres)) = on_postgres("additions on PostgreSQL").await {
+    if let Some((core, sql, _postgres)) = on_postgres("additions on PostgreSQL", CoreOptions::default()).await
+    {
         no_change_is_lost(&core, &sql).await;
     }
 }
@@ -194,7 +181,9 @@ async fn no_pause_is_refused_beside_additions_on_sqlite() {
 
 #[tokio::test]
 async fn no_pause_is_refused_beside_additions_on_postgresql() {
-    if let Some((core, _sql, _postgres)) = on_postgres("pauses beside additions on PostgreSQL").await {
+    if let Some((core, _sql, _postgres)) =
+        on_postgres("pauses beside additions on PostgreSQL", CoreOptions::default()).await
+    {
         no_pause_is_refused_beside_additions(&core).await;
     }
 }

@@ -2,8 +2,9 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::postgres::Postgres;
 use support::{Core, CoreOptions, Sql};
+
+use crate::on_postgres::on_postgres;
 
 const OLGA: &str = "the-operators-token-for-the-audits-tests";
 
@@ -81,18 +82,14 @@ async fn every_change_is_listed_once_on_sqlite() {
 
 #[tokio::test]
 async fn every_change_is_listed_once_on_postgresql() {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED the audit on PostgreSQL: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return;
-        }
-    };
-    let url = postgres.database("claimgate").await;
-    let options = CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", format!("olga:operator:{OLGA}"));
-    let core = options.with("CLAIMGATE_DATABASE_URL", &url).start().await;
-    every_change_is_listed_once(&core, &Sql::open(&url)).await;
+    if let Some((core, sql, _postgres)) = on_postgres(
+        "the audit on PostgreSQL",
+        CoreOptions::default().with("CLAIMGATE_ADMIN_TOKENS", format!("olga:operator:{OLGA}")),
+    )
+    .await
+    {
+        every_change_is_listed_once(&core, &sql).await;
+    }
 }
 
 /// More than are numbered at once, as after an update of claimgate.

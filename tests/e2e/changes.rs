@@ -8,10 +8,11 @@ use support::client::Client;
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::follower::Follower;
-use support::postgres::Postgres;
 use support::signing::claim_id;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
+
+use crate::on_postgres::on_postgres;
 
 /// Well below the 30 s for which a call may wait, and enough for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(15);
@@ -39,21 +40,6 @@ async fn persisted(sql: &Sql, id: &str, status: &str, count: usize) {
 fn told(items: &[Value]) -> Vec<String> {
     let text = |item: &Value, name: &str| item["claim"][name].as_str().unwrap().to_owned();
     items.iter().map(|item| format!("{} {}", text(item, "user_id"), text(item, "status"))).collect()
-}
-
-/// A core on a PostgreSQL; `None` where there is none.
-async fn on_postgres() -> Option<(Postgres, Core, Sql)> {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED the feed on PostgreSQL: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return None;
-        }
-    };
-    let url = postgres.database("claimgate").await;
-    let core = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await;
-    Some((postgres, core, Sql::open(&url)))
 }
 
 async fn every_change_is_told(mut core: Core, sql: &Sql) {
@@ -117,7 +103,8 @@ async fn every_change_is_told_on_sqlite() {
 
 #[tokio::test]
 async fn every_change_is_told_on_postgresql() {
-    if let Some((_postgres, core, sql)) = on_postgres().await {
+    if let Some((core, sql, _postgres)) = on_postgres("the feed on PostgreSQL", CoreOptions::default()).await
+    {
         every_change_is_told(core, &sql).await;
     }
 }
@@ -149,7 +136,8 @@ async fn imported_claims_are_told_by_pages_on_sqlite() {
 
 #[tokio::test]
 async fn imported_claims_are_told_by_pages_on_postgresql() {
-    if let Some((_postgres, core, sql)) = on_postgres().await {
+    if let Some((core, sql, _postgres)) = on_postgres("the feed on PostgreSQL", CoreOptions::default()).await
+    {
         many_are_told_by_pages(&core, &sql).await;
     }
 }

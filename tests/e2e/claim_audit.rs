@@ -5,9 +5,10 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
-use support::postgres::Postgres;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, eventually};
+
+use crate::on_postgres::on_postgres;
 
 const VERA: &str = "the-viewers-token-for-the-claims-audit";
 const OLGA: &str = "the-operators-token-for-the-claims-audit";
@@ -134,16 +135,9 @@ async fn each_is_listed_once_by_name_on_sqlite() {
 
 #[tokio::test]
 async fn each_is_listed_once_by_name_on_postgresql() {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED the claims' audit on PostgreSQL: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return;
-        }
-    };
-    let url = postgres.database("claimgate").await;
-    each_is_listed_once_by_name(&options().with("CLAIMGATE_DATABASE_URL", &url).start().await).await;
+    if let Some((core, _sql, _postgres)) = on_postgres("the claims' audit on PostgreSQL", options()).await {
+        each_is_listed_once_by_name(&core).await;
+    }
 }
 
 /// A hold that is due expires by whatever call comes first, which is no act of its caller.

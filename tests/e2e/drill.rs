@@ -3,12 +3,12 @@
 
 use serde_json::{Value, json};
 use support::lossy_proxy::LossyProxy;
-use support::postgres::Postgres;
 use support::process::free_address;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, eventually};
 
 use super::command_line::{Said, ask, run};
+use crate::on_postgres::on_postgres;
 
 /// A small storm.
 const SMALL: [&str; 5] = ["--units", "40", "--users", "120", "--json"];
@@ -60,16 +60,10 @@ async fn a_storm_on_core_is_proven_on_sqlite() {
 
 #[tokio::test]
 async fn a_storm_on_core_is_proven_on_postgresql() {
-    let postgres = match Postgres::start().await {
-        Ok(postgres) => postgres,
-        Err(why) => {
-            eprintln!("SKIPPED a drill on PostgreSQL: {why}");
-            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
-            return;
-        }
-    };
-    let url = postgres.database("claimgate").await;
-    is_proven(&CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).start().await).await;
+    if let Some((core, _sql, _postgres)) = on_postgres("a drill on PostgreSQL", CoreOptions::default()).await
+    {
+        is_proven(&core).await;
+    }
 }
 
 #[tokio::test]

@@ -34,6 +34,7 @@ mod fairness;
 mod fast_path;
 mod figures;
 mod imports;
+mod on_postgres;
 mod page;
 mod problems;
 mod roles;
