@@ -27,9 +27,9 @@ up up-workerd up-cluster:
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
-	@cargo build --bin claimgate
+	@cargo build --workspace --all-targets
 	@scripts/build-worker.sh
-	@cargo test --workspace
+	@cargo test --workspace --no-fail-fast
 	@scripts/topologies.sh tenth
 
 bare: ## `make up` in a bare Debian root as a newcomer with sudo; a quarter of an hour; OPTIONS=--setup-only for the set-up alone

@@ -20,6 +20,9 @@ use support::process::free_address;
 
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// A mistake that is a race shows when the scheduler pleases: it has this many small runs to do so.
+const RUNS_MAX: usize = 20;
+
 fn plan() -> Plan {
     Plan {
         stock: 100,
@@ -40,8 +43,16 @@ async fn every_strategy_does_what_it_is_known_to_do() {
     // In parallel: most of the time is spent waiting for leases to end.
     let queue = |number: usize| async move {
         for strategy in STRATEGIES.iter().skip(number).step_by(4) {
-            let row = measure::run(servers, strategy, plan).await.unwrap();
-            assert_eq!(judge::complaints(&row), Vec::<String>::new(), "{}", strategy.name);
+            let mut hidden = Vec::new();
+            for _ in 0..RUNS_MAX {
+                let row = measure::run(servers, strategy, plan).await.unwrap();
+                assert_eq!(judge::broken_promises(&row), Vec::<String>::new(), "{}", strategy.name);
+                hidden = judge::mistakes_not_shown(&row);
+                if hidden.is_empty() {
+                    break;
+                }
+            }
+            assert_eq!(hidden, Vec::<String>::new(), "{} in {RUNS_MAX} runs", strategy.name);
         }
     };
     tokio::join!(queue(0), queue(1), queue(2), queue(3));
@@ -92,18 +103,24 @@ async fn a_promise_not_kept_is_told() {
         let known = named(&[name.to_owned()]).unwrap()[0];
         let strategy: &'static Strategy =
             Box::leak(Box::new(Strategy { expectation, findings: None, ..*known }));
-        let row = measure::run(&servers, strategy, &plan()).await.unwrap();
-        let complaints = judge::complaints(&row);
-        assert!(complaints.iter().any(|one| one.contains(told)), "{name} as {expectation}: {complaints:?}");
+        must_be_told(&servers, strategy, told).await;
     }
     let known = named(&["conditional_update".to_owned()]).unwrap()[0];
-    let strategy: &'static Strategy = Box::leak(Box::new(known.per_user(PerUser::Once)));
-    let complaints = judge::complaints(&measure::run(&servers, strategy, &plan()).await.unwrap());
-    assert!(complaints.iter().any(|one| one.contains("users got more")), "{complaints:?}");
+    must_be_told(&servers, Box::leak(Box::new(known.per_user(PerUser::Once))), "users got more").await;
     let known = named(&["row_lock".to_owned()]).unwrap()[0];
-    let strategy: &'static Strategy = Box::leak(Box::new(known.stuck_after_crash()));
-    let complaints = judge::complaints(&measure::run(&servers, strategy, &plan()).await.unwrap());
-    assert!(complaints.iter().any(|one| one.contains("after the crash")), "{complaints:?}");
+    must_be_told(&servers, Box::leak(Box::new(known.stuck_after_crash())), "after the crash").await;
+}
+
+/// Runs `strategy` until the judge says `told`, at most [`RUNS_MAX`] times.
+async fn must_be_told(servers: &Servers, strategy: &'static Strategy, told: &str) {
+    let mut complaints = Vec::new();
+    for _ in 0..RUNS_MAX {
+        complaints = judge::complaints(&measure::run(servers, strategy, &plan()).await.unwrap());
+        if complaints.iter().any(|one| one.contains(told)) {
+            return;
+        }
+    }
+    panic!("{} as {}: {complaints:?}", strategy.name, strategy.expectation);
 }
 
 /// What counts as oversold and undersold, by hand.

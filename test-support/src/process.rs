@@ -31,9 +31,12 @@ pub struct Process {
 }
 
 /// A command that dies with the test process, with an environment of its own.
+///
+/// A shell's background job ignores SIGINT and SIGQUIT, and whatever it starts inherits that: the tests of Ctrl-C
+/// have to hold there too.
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--"]).arg(program).env_clear();
+    command.args(["--pdeathsig", "KILL", "--", "env", "--default-signal=INT,QUIT"]).arg(program).env_clear();
     if let Some(path) = std::env::var_os("PATH") {
         command.env("PATH", path);
     }
