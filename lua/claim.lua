@@ -4,6 +4,7 @@
 -- KEYS  as in prelude.lua
 -- ARGV  1-2 as in prelude.lua, 3 bound of the backlog (events), 4 the claims, one behind the other:
 --       user (length 1), digest 16, quantity 4
+--       5 the traceparent of the call, only when it is traced
 --
 -- Replies
 --   {'not_ready', why}    why: missing | layout | register | loading | suspended | epoch | replication | behind |
@@ -41,6 +42,7 @@ if not campaign then return { 'not_ready', why } end
 local now = milliseconds()
 if now >= campaign.days_until then return { 'not_ready', 'days' } end
 local work = new_work(campaign, now)
+if ARGV[5] then work.more = { 'traceparent', ARGV[5] } end
 local tools
 
 -- The holds that are due, at most DUE_MAX of them; more may be due then.

@@ -19,7 +19,7 @@
 --   claim's record   digest 16, sequence 5, quantity 4, status 1, revision 1, claimed at 6, expires at 6, day 3
 --   outbox entry     head: epoch 5, events so far 6, written at ms 6, total or none 5, taken 6;
 --                    its users, space-separated, and as many claims' records in the same order; by: the name of the
---                    caller who has confirmed or returned the claim
+--                    caller who has confirmed or returned the claim; traceparent: the context of the call, if it is traced
 -- All bits of a limit or a time are set where there is none; a hold of 0 ms is none.
 --
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
@@ -124,7 +124,7 @@ end
 
 -- What a script has read, and what it writes all at once at its end: the arguments of the commands that write it, `users`
 -- with room for the state at its beginning. `claims`, `held` and `freed` are there once something is in them. `records` has
--- users' records as they stand by now. `by`: further fields of the outbox entry, if any. `is_damaged`: a key is not whole.
+-- users' records as they stand by now. `more`: further fields of the outbox entry, if any. `is_damaged`: a key is not whole.
 -- `is_stale`: the state is to be written whatever else is.
 local function new_work(campaign, now)
   return {
@@ -272,7 +272,7 @@ local function write_all(work)
     local head = string.sub(ARGV[1], 2, 6)
       .. struct.pack('>I6I6I5I6', campaign.events, work.now, campaign.total, campaign.taken)
     redis.call('XADD', outbox_key, '*', 'head', head, 'users', table.concat(work.event_users, ' '), 'claims',
-      table.concat(work.event_claims), unpack(work.by or {}))
+      table.concat(work.event_claims), unpack(work.more or {}))
   end
   if claims then redis.call('HSET', claims_key, unpack(claims)) end
   if held then

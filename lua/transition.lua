@@ -3,7 +3,7 @@
 --
 -- KEYS  as in prelude.lua
 -- ARGV  1-2 as in prelude.lua, 3 'confirm' or 'return', 4 user id, 5 digest (16 bytes), 6 the caller's name,
---       for the audit: an expiry is no caller's, so it names none
+--       for the audit: an expiry is no caller's, so it names none; 7 the traceparent of the call, only when it is traced
 --
 -- Replies
 --   {'transitioned', claim's record, events so far}    the claim as it stands now; its status tells whether that is what
@@ -11,7 +11,8 @@
 --   {'unknown'}                                        no such claim
 --   {'not_ready', why}                                 as in claim.lua
 
-local user_id, digest, caller = ARGV[4], ARGV[5], { 'by', ARGV[6] }
+local user_id, digest = ARGV[4], ARGV[5]
+local caller = ARGV[7] and { 'by', ARGV[6], 'traceparent', ARGV[7] } or { 'by', ARGV[6] }
 local state, record = unpack(redis.call('HMGET', users_key, STATE, user_id))
 local campaign, why = open_campaign(state)
 if not campaign then return { 'not_ready', why } end
@@ -22,8 +23,8 @@ if work.is_damaged then return { 'not_ready', 'sentinel' } end
 if not packed then return { 'unknown' } end
 local claim = tools.unpack(packed)
 
-local function change_to(status, by)
-  work.by = by
+local function change_to(status, more)
+  work.more = more
   if claim.status == HELD then append(work, 'freed', hold_member(user_id, digest)) end
   if status == GRANTED then claim.expires_at = 0 else record = tools.give_back(record, claim) end
   claim.status = status

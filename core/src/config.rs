@@ -1,5 +1,7 @@
 //! Core's configuration: flags and environment. A wrong value ends the start with one line that names the variable.
 
+mod traces;
+
 use std::fmt;
 use std::fs;
 use std::io::Write as _;
@@ -17,6 +19,8 @@ use clap::Args;
 use crate::credentials::{Caller, Credentials, TOKEN_CHARS_MIN, Tokens};
 use crate::data_dir;
 use crate::redis_address::RedisAddress;
+use traces::TraceArgs;
+pub use traces::TraceTarget;
 
 /// Events that may wait for SQL per campaign before new claims are refused.
 pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
@@ -113,6 +117,8 @@ pub struct ServeArgs {
     #[arg(long, env = "CLAIMGATE_LOG_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     pub log_json: bool,
     #[command(flatten)]
+    traces: TraceArgs,
+    #[command(flatten)]
     data: DataArgs,
 }
 
@@ -147,6 +153,8 @@ pub struct Config {
     pub batch_max: usize,
     /// How long core goes on serving when it is told to stop and says that it is not ready.
     pub drain: Duration,
+    /// Where traces go, if anywhere.
+    pub traces: Option<TraceTarget>,
     /// Whether to serve the database whatever Redis it was last served with.
     pub take_over: bool,
     /// The credentials of callers.
@@ -190,6 +198,7 @@ impl Config {
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
             drain: drain(args.drain_s.as_deref())?,
+            traces: args.traces.target()?,
             take_over: args.take_over,
             credentials: secrets.credentials()?,
             data_dir: secrets.data_dir.to_owned(),

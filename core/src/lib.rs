@@ -18,3 +18,4 @@ pub mod redis_address;
 mod server;
 pub mod step;
 pub mod store;
+pub mod traces;

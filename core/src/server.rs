@@ -14,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::config::{Config, Secrets};
+use crate::config::{Config, Secrets, TraceTarget};
 use crate::doctor::{self, Setup};
 use crate::engine::Engine;
 use crate::engine::serving::{Serving, ServingError};
@@ -31,6 +31,7 @@ use crate::redis_address::RedisAddress;
 use crate::store::redis::managed::{ManagedRedis, Settings};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::SqlStore;
+use crate::traces::TraceExport;
 
 /// How long Redis may take to come up, loading its file included, before core says so; it goes on waiting.
 const REDIS_PATIENCE: Duration = Duration::from_secs(5);
@@ -54,22 +55,18 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let setup = Setup::of(&config);
     let _lock = lock_data_dir(&config)?;
     let metrics = metrics::install()?;
+    let traces = begin_traces(&config)?;
     let listener = bind("CLAIMGATE_LISTEN", config.listen).await?;
     let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
     let (mut managed, redis_address) = redis(&config)?;
     let sql = database(&config).await?;
+    let engine = Arc::new(engine(&config, sql.clone(), redis_address));
     let authenticator = Authenticator::new(config.credentials);
     tokio::spawn(keep_credentials(
         authenticator.clone(),
         config.data_dir.clone(),
         signal(SignalKind::hangup())?,
     ));
-    let engine = Engine::builder(sql.clone())
-        .outbox_max(config.outbox_max)
-        .archive_after(config.archive_after)
-        .batch_max(config.batch_max)
-        .on(redis_address);
-    let engine = Arc::new(engine);
     let relay = OutboxRelay::new(&engine, config.core_id);
     let state = AppState::new(&engine, authenticator, metrics.clone(), config.concurrency_max);
 
@@ -121,7 +118,27 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     if let Some(managed) = &mut managed {
         managed.stop();
     }
+    end_traces(traces).await;
     outcome
+}
+
+fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> Engine {
+    Engine::builder(sql)
+        .outbox_max(config.outbox_max)
+        .archive_after(config.archive_after)
+        .batch_max(config.batch_max)
+        .on(redis)
+}
+
+fn begin_traces(config: &Config) -> anyhow::Result<Option<TraceExport>> {
+    let begin = |to: &TraceTarget| TraceExport::start(&to.url, to.ratio, &config.core_id);
+    config.traces.as_ref().map(begin).transpose().context("CLAIMGATE_OTLP_URL")
+}
+
+async fn end_traces(traces: Option<TraceExport>) {
+    if let Some(traces) = traces {
+        let _ = tokio::task::spawn_blocking(|| traces.stop()).await;
+    }
 }
 
 /// As many as the machine runs at once.

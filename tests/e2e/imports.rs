@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of core, and what it may import of core.
-const LAYERS: [(&str, &[&str]); 15] = [
+const LAYERS: [(&str, &[&str]); 16] = [
     ("step", &[]),
     ("clock", &[]),
     ("metrics", &[]),
+    ("traces", &[]),
     ("credentials", &[]),
     ("data_dir", &[]),
     ("redis_address", &[]),
@@ -16,11 +17,14 @@ const LAYERS: [(&str, &[&str]); 15] = [
     ("domain", &[]),
     ("store::redis", &["domain", "metrics", "redis_address", "step"]),
     ("store::sql", &["domain", "step"]),
-    ("engine", &["clock", "config", "domain", "metrics", "redis_address", "store"]),
+    ("engine", &["clock", "config", "domain", "metrics", "redis_address", "store", "traces"]),
     ("doctor", &["clock", "config", "data_dir", "redis_address", "store"]),
-    ("http", &["clock", "credentials", "domain", "engine", "store"]),
-    ("jobs", &["clock", "domain", "engine", "metrics", "store"]),
-    ("server", &["config", "doctor", "engine", "http", "jobs", "metrics", "redis_address", "store"]),
+    ("http", &["clock", "credentials", "domain", "engine", "store", "traces"]),
+    ("jobs", &["clock", "domain", "engine", "metrics", "store", "traces"]),
+    (
+        "server",
+        &["config", "doctor", "engine", "http", "jobs", "metrics", "redis_address", "store", "traces"],
+    ),
 ];
 /// The command line, at the top, may import all of it.
 const TOP: [&str; 4] = ["", "cli", "main", "store"];

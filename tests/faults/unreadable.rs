@@ -80,6 +80,7 @@ fn grant(epoch: u64, limit_at_decision: Option<u64>, cumulative_taken: u64) -> O
         count: cumulative_taken,
         events: vec![event],
         by: None,
+        trace: None,
     }
 }
 

@@ -40,4 +40,6 @@ pub struct OutboxEntry {
     pub events: Vec<ClaimEvent>,
     /// The name of the caller who confirmed or returned the claim; `None` for every other call.
     pub by: Option<String>,
+    /// The context of the call that wrote it, as a `traceparent`; `None` when that was not traced.
+    pub trace: Option<String>,
 }

@@ -23,6 +23,7 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::metrics;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::replies::{Decided, Verdict};
+use crate::traces::{self, Trace};
 
 /// The decision on a claim, and the rules by which it was made.
 #[derive(Debug)]
@@ -85,6 +86,8 @@ struct PendingClaim {
     id: ClaimId,
     quantity: Quantity,
     enqueued_at: Instant,
+    /// What it is part of, if it is traced.
+    trace: Option<Trace>,
     answer: oneshot::Sender<Result<Decision, BatcherError>>,
 }
 
@@ -141,7 +144,8 @@ impl ClaimBatcher {
             return Ok(decision);
         }
         let (answer, decision) = oneshot::channel();
-        let claim = PendingClaim { id: request.claim_id(), quantity: request.quantity, enqueued_at, answer };
+        let (id, quantity, trace) = (request.claim_id(), request.quantity, Trace::current());
+        let claim = PendingClaim { id, quantity, enqueued_at, trace, answer };
         match queue.worker.state.begin_lone_call() {
             // With none to wait for and none to go with, a task in between would only cost.
             Some(_permit) => queue.worker.decide_for_caller(claim).await,
@@ -249,7 +253,13 @@ impl Worker {
         while !batch.is_empty() {
             metrics::batch(batch.len());
             let claims: Vec<_> = batch.iter().map(|claim| (&claim.id, claim.quantity.get())).collect();
-            match self.sync.claim(&self.handle, &claims).await {
+            let traced: Vec<_> = batch.iter().filter_map(|claim| claim.trace.as_ref()).collect();
+            let trace = Trace::of_batch(batch[0].id.campaign.as_str(), batch.len(), &traced);
+            let decided = traces::within(trace.as_ref(), self.sync.claim(&self.handle, &claims)).await;
+            if let Some(trace) = trace {
+                trace.ended(decided.as_ref().err().map(ToString::to_string).as_deref());
+            }
+            match decided {
                 // More holds were due than one call gives back, so some claims have to be sent again. Each round gives
                 // holds back, so this ends.
                 Ok(decided) => {
@@ -299,7 +309,7 @@ fn answer(batch: Vec<PendingClaim>, decided: &Decided) -> Vec<PendingClaim> {
             again.push(claim);
             continue;
         }
-        let PendingClaim { id, quantity, enqueued_at, answer } = claim;
+        let PendingClaim { id, quantity, enqueued_at, answer, .. } = claim;
         let decision = decision(decided, verdict, id, quantity);
         let result = decision.as_ref().map_or("put_off", |decision| result_of(&decision.outcome));
         metrics::decided(result, now - enqueued_at);

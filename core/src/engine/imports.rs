@@ -181,7 +181,14 @@ impl Recovery {
                 claim.granted(sequence, total, taken)
             });
             let events = events.collect();
-            let entry = OutboxEntry { id: String::new(), epoch: begun.epoch, count: 0, events, by: None };
+            let entry = OutboxEntry {
+                id: String::new(),
+                epoch: begun.epoch,
+                count: 0,
+                events,
+                by: None,
+                trace: None,
+            };
             let written = self.sync.sql.import_claims(begun, &entry, sequence, taken - before).await;
             let written = written.map_err(|error| match error {
                 OutboxWriteError::Sql(error) => EngineError::Sql(error),

@@ -320,7 +320,7 @@ impl Recovery {
             };
             let events: Vec<_> = page.iter().map(event).collect();
             rescued += events.len() as u64;
-            let entry = OutboxEntry { id: String::new(), epoch, count, events, by: None };
+            let entry = OutboxEntry { id: String::new(), epoch, count, events, by: None, trace: None };
             rescued -= self.sync.sql.salvage(&drawn.id, &[entry], History::Same).await?;
         }
         Ok(rescued)

@@ -16,6 +16,7 @@ use crate::store::redis::calls::{Claim, Read, ReadUser, SetRules, SoldOut, Trans
 use crate::store::redis::replies::{Counters, Decided, SoldOutReply, UserReply};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
+use crate::traces::Trace;
 
 /// Looks at an outbox for one user's events, each of 100 entries and some 1 ms of Redis: 5,000 entries in all.
 const OUTBOX_LOOKS_MAX: usize = 50;
@@ -75,7 +76,9 @@ impl CampaignSync {
         wanted: &[(&ClaimId, u32)],
     ) -> Result<Decided, SyncError> {
         let campaign = handle.campaign();
-        let call = Claim { zone: &campaign.zone, wanted, outbox_max: self.redis.outbox_max() };
+        let trace = Trace::current().map(|trace| trace.traceparent());
+        let outbox_max = self.redis.outbox_max();
+        let call = Claim { zone: &campaign.zone, wanted, outbox_max, trace: trace.as_deref() };
         let decided = self.call(handle, &call).await?;
         handle.observe(decided.high_water_mark());
         handle.record_decision();
@@ -96,7 +99,8 @@ impl CampaignSync {
         transition: ClaimTransition,
         by: &str,
     ) -> Result<Option<ClaimRecord>, SyncError> {
-        let done = self.call(handle, &Transition { id, transition, by }).await?;
+        let trace = Trace::current().map(|trace| trace.traceparent());
+        let done = self.call(handle, &Transition { id, transition, by, trace: trace.as_deref() }).await?;
         Ok(done.map(|(record, events)| {
             handle.observe(HighWaterMark { sequence: record.sequence, events });
             record

@@ -53,8 +53,8 @@ impl InternalRoutes {
         B: RequestBody + Send + 'static,
     {
         if request.method() == Method::POST && request.uri().path() == CLAIM_PATH {
-            let exchange = Exchange::begin(&request);
-            let response = self.claim(request).await.unwrap_or_else(ApiError::answer);
+            let exchange = Exchange::begin(&request, CLAIM_PATH);
+            let response = exchange.run(self.claim(request)).await.unwrap_or_else(ApiError::answer);
             return with_length(exchange.end(response)).map(Either::Left);
         }
         match self.router.call(request).await {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::ApiError;
 use super::state::AppState;
+use crate::traces::{self, Trace};
 
 /// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
 /// a whole campaign, and claims, which have less.
@@ -28,10 +29,11 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static(http::REQUEST_ID_HEAD
 
 /// Gives the request its id, and writes out its answer.
 pub async fn finish(mut request: Request, next: Next) -> Response {
-    let exchange = Exchange::begin(&request);
+    let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str);
+    let exchange = Exchange::begin(&request, path);
     // For handlers that name it themselves.
     request.headers_mut().insert(REQUEST_ID, exchange.id.clone());
-    let mut response = next.run(request).await;
+    let mut response = exchange.run(next.run(request)).await;
     if response.status() == StatusCode::METHOD_NOT_ALLOWED {
         let allow = response.headers().clone();
         response = ApiError::from(Problem::new(Code::MethodNotAllowed, "see Allow")).into_response();
@@ -46,25 +48,36 @@ pub struct Exchange {
     id: HeaderValue,
     /// When it began, method and path, if they are logged.
     line: Option<(Instant, Method, String)>,
+    /// Its span, if it is traced.
+    trace: Option<Trace>,
 }
 
 impl Exchange {
-    /// Gives the request its id.
-    pub fn begin<B>(request: &Request<B>) -> Self {
+    /// Gives the request its id; `path` is its route's.
+    pub fn begin<B>(request: &Request<B>, path: &str) -> Self {
         let line = tracing::enabled!(tracing::Level::DEBUG)
             .then(|| (Instant::now(), request.method().clone(), request.uri().path().to_owned()));
-        Self { id: request_id(request.headers()), line }
+        let trace = Trace::of_request(|| format!("{} {path}", request.method()), request.headers());
+        Self { id: request_id(request.headers()), line, trace }
+    }
+
+    /// Runs what answers it, as a part of its trace.
+    pub fn run<F: Future>(&self, work: F) -> impl Future<Output = F::Output> {
+        traces::within(self.trace.as_ref(), work)
     }
 
     /// Writes out the request's answer: a problem's body, the headers that every answer carries.
     pub fn end<B: From<Vec<u8>>>(self, mut response: Response<B>) -> Response<B> {
-        let Self { id, line } = self;
+        let Self { id, line, trace } = self;
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
             write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
         }
         if let Some((started, method, path)) = line {
             let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
             tracing::debug!(request = ?id, %method, path, status, ms, "answered");
+        }
+        if let Some(trace) = trace {
+            trace.answered(id.to_str().unwrap_or_default(), response.status());
         }
         let headers = response.headers_mut();
         headers.insert(REQUEST_ID, id);

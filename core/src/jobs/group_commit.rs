@@ -217,6 +217,7 @@ mod tests {
             count: place,
             events: vec![event],
             by: None,
+            trace: None,
         };
         Arc::new(OutboxBatch { entries: vec![entry], malformed: vec![] })
     }

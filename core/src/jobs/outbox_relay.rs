@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use std::{io, thread};
 
 use claimgate_shared::CampaignId;
@@ -31,6 +31,7 @@ use crate::metrics;
 use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader, Progress};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{OutboxWriteError, SqlStore};
+use crate::traces::Trace;
 
 /// Entries that were read this long ago and are still in the outbox are taken over: another core has died, or is stuck.
 const IDLE: Duration = Duration::from_secs(5);
@@ -397,12 +398,18 @@ impl<'a> Relay<'a> {
         if !batch.entries.is_empty() {
             let batch = Arc::new(batch);
             let campaign = handle.campaign();
+            let began = SystemTime::now();
             let turn = match self.commits.commit(&campaign.id, Arc::clone(&batch)).await {
                 Err(CommitError::Write(OutboxWriteError::Constraint(error))) => {
                     return self.suspend_campaign(handle, &error).await;
                 }
                 committed => committed?,
             };
+            for entry in &batch.entries {
+                if let Some(trace) = &entry.trace {
+                    Trace::stored(trace, campaign.id.as_str(), entry.events.len(), began);
+                }
+            }
             self.parts.registry.notices().relayed.notify_one();
             let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
             let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;

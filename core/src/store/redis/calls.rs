@@ -40,6 +40,8 @@ pub struct Claim<'a> {
     pub wanted: &'a [(&'a ClaimId, u32)],
     /// The most events the outbox may hold before claims are refused.
     pub outbox_max: u64,
+    /// The context of what this call is part of, for who relays the outbox entry; `None` when it is not traced.
+    pub trace: Option<&'a str>,
 }
 
 /// A claim of a user with a UUID for an id, as the script takes it.
@@ -59,6 +61,9 @@ impl CampaignCall for Claim<'_> {
             put_claim(&mut claims, id, *quantity);
         }
         call.arg(self.outbox_max).arg(claims);
+        if let Some(trace) = self.trace {
+            call.arg(trace);
+        }
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<Decided>, Malformed> {
@@ -75,6 +80,8 @@ pub struct Transition<'a> {
     pub transition: ClaimTransition,
     /// The caller's name, for the audit.
     pub by: &'a str,
+    /// As in [`Claim`].
+    pub trace: Option<&'a str>,
 }
 
 impl CampaignCall for Transition<'_> {
@@ -88,6 +95,9 @@ impl CampaignCall for Transition<'_> {
 
     fn arguments(&self, call: &mut ScriptInvocation<'_>) {
         call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]).arg(self.by);
+        if let Some(trace) = self.trace {
+            call.arg(trace);
+        }
     }
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {

@@ -83,7 +83,8 @@ fn entry(item: &StreamId) -> Option<OutboxEntry> {
     guard(&mut events, state::limit(total), taken)?;
     // Entries of before have none. A name is text; whatever else it were, the claim counts.
     let by = field("by").map(|name| String::from_utf8_lossy(name).into_owned());
-    Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events, by })
+    let trace = field("traceparent").and_then(|context| String::from_utf8(context.to_vec()).ok());
+    Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events, by, trace })
 }
 
 /// The events of an entry: space-separated users, and as many claims in the same order.

@@ -431,7 +431,14 @@ mod tests {
     }
 
     fn entry(epoch: u64, events: Vec<ClaimEvent>) -> OutboxEntry {
-        OutboxEntry { id: "1-0".to_owned(), epoch: Epoch::new(epoch), count: 1, events, by: None }
+        OutboxEntry {
+            id: "1-0".to_owned(),
+            epoch: Epoch::new(epoch),
+            count: 1,
+            events,
+            by: None,
+            trace: None,
+        }
     }
 
     #[test]
