@@ -24,6 +24,8 @@ const config :Workerd.Config = (
     (name = "core-6", external = (address = "unix:/no-external-addr-for-core-6", http = ())),
     (name = "core-7", external = (address = "unix:/no-external-addr-for-core-7", http = ())),
     (name = "core-8", external = (address = "unix:/no-external-addr-for-core-8", http = ())),
+    # Used when OTLP_URL is set; it needs the collector's address by --external-addr collector=127.0.0.1:4318 then.
+    (name = "collector", external = (address = "127.0.0.1:4318", http = ())),
   ],
   sockets = [(name = "http", address = "127.0.0.1:8787", http = (), service = "edge")],
   extensions = .extensions,
@@ -44,7 +46,7 @@ const edge :Workerd.Worker = (
     (name = "index.js", esModule = embed "build/index.js"),
     (name = "index_bg.wasm", wasm = embed "build/index_bg.wasm"),
   ],
-  # The Worker calls the cores and the page's files, nothing else.
+  # The Worker calls the cores, a collector of traces and the page's files, nothing else.
   globalOutbound = "core",
   bindings = [
     (name = "CORE", service = "core"),
@@ -56,6 +58,9 @@ const edge :Workerd.Worker = (
     (name = "CORE_7", service = "core-7"),
     (name = "CORE_8", service = "core-8"),
     (name = "CORES", fromEnvironment = "CORES"),
+    (name = "OTLP", service = "collector"),
+    (name = "OTLP_URL", fromEnvironment = "OTLP_URL"),
+    (name = "TRACE_RATIO", fromEnvironment = "TRACE_RATIO"),
     (name = "ASSETS", service = "assets"),
     (name = "EDGE_KEY", fromEnvironment = "EDGE_KEY"),
     (name = "USER_JWT_KEY", fromEnvironment = "USER_JWT_KEY"),

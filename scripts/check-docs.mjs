@@ -172,7 +172,7 @@ function bodies(source, kind) {
   return found;
 }
 
-const commandSource = readAll(["core/src/cli", "core/src/config.rs"], ".rs").replace(/^\s*\/\/.*$/gm, "");
+const commandSource = readAll(["core/src/cli", "core/src/config.rs", "core/src/config"], ".rs").replace(/^\s*\/\/.*$/gm, "");
 const structs = bodies(commandSource, "struct");
 const enums = bodies(commandSource, "enum");
 

@@ -15,6 +15,8 @@ const CORES_MAX: usize = 8;
 const CORE_BINDING: &str = "CORE";
 const RATE_PERIOD_S: u32 = 10;
 const RATE_PERIOD_S_MAX: u32 = 3_600;
+/// A hundredth.
+const TRACE_OF_A_MILLION: u32 = 10_000;
 
 /// The Worker's settings.
 #[derive(Debug, Clone)]
@@ -33,6 +35,17 @@ pub struct Config {
     pub client_address: ClientAddress,
     /// `RATE_PERIOD_S`, `RATE_ON_FAILURE`: the rate limiters' period, and what happens when they fail.
     pub rate_limit: RateConfig,
+    /// `OTLP_URL`, `TRACE_RATIO`: where traces go, if anywhere.
+    pub traces: Option<TraceConfig>,
+}
+
+/// Where traces go, and how many.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceConfig {
+    /// The collector's address for traces. Through a binding the host is unused.
+    pub url: String,
+    /// How many of a million requests are traced though the browser does not ask for it.
+    pub of_a_million: u32,
 }
 
 /// Where a core is.
@@ -114,6 +127,7 @@ impl Config {
                 period_s: rate_period_s(&variable)?,
                 fail_open: rate_fail_open(&variable)?,
             },
+            traces: traces(&variable)?,
         })
     }
 }
@@ -254,6 +268,41 @@ fn rate_fail_open(variable: impl Fn(&str) -> Option<String>) -> Result<bool, Con
     }
 }
 
+fn traces(variable: impl Fn(&str) -> Option<String>) -> Result<Option<TraceConfig>, ConfigError> {
+    const URL: &str = "OTLP_URL";
+    const RATIO: &str = "TRACE_RATIO";
+    let of_a_million = match variable(RATIO).as_deref() {
+        None | Some("") => TRACE_OF_A_MILLION,
+        Some(text) => {
+            of_a_million(text).ok_or_else(|| ConfigError::new(RATIO, "must be 0 to 1, such as 0.01"))?
+        }
+    };
+    let Some(url) = variable(URL).filter(|text| !text.is_empty()) else { return Ok(None) };
+    let origin = url.strip_suffix('/').unwrap_or(&url);
+    if !is_origin(origin) {
+        return Err(ConfigError::new(
+            URL,
+            "must be http(s)://host[:port] without a path, such as http://127.0.0.1:4318",
+        ));
+    }
+    Ok(Some(TraceConfig { url: format!("{origin}/v1/traces"), of_a_million }))
+}
+
+/// The share `text`, 0 to 1 with six decimals at most. The parser of floating-point numbers would be a twentieth of the Worker.
+fn of_a_million(text: &str) -> Option<u32> {
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    if decimals.is_empty() || decimals.len() > 6 {
+        return None;
+    }
+    let digit = |at| decimals.chars().nth(at).map_or(Some(0), |digit| digit.to_digit(10));
+    let millionths = (0..6).try_fold(0, |number, at| Some(number * 10 + digit(at)?))?;
+    match whole {
+        "0" => Some(millionths),
+        "1" if millionths == 0 => Some(1_000_000),
+        _ => None,
+    }
+}
+
 fn is_origin(text: &str) -> bool {
     let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     host.is_some_and(|host| {
@@ -299,6 +348,7 @@ mod tests {
         assert!(config.cors_origins.is_empty());
         assert_eq!(config.client_address, ClientAddress::Header("CF-Connecting-IP".to_owned()));
         assert_eq!(config.rate_limit, RateConfig { period_s: 10, fail_open: true });
+        assert_eq!(config.traces, None);
     }
 
     #[test]
@@ -338,6 +388,18 @@ mod tests {
     }
 
     #[test]
+    fn traces_go_to_the_collectors_own_path() {
+        let traces = |url, ratio| read(&[("OTLP_URL", url), ("TRACE_RATIO", ratio)]).unwrap().traces.unwrap();
+        let target = |url: &str, of_a_million| TraceConfig { url: url.to_owned(), of_a_million };
+        assert_eq!(traces("http://c:4318/", ""), target("http://c:4318/v1/traces", 10_000));
+        for (share, of_a_million) in
+            [("1", 1_000_000), ("1.0", 1_000_000), ("0", 0), ("0.5", 500_000), ("0.000001", 1)]
+        {
+            assert_eq!(traces("https://c", share), target("https://c/v1/traces", of_a_million));
+        }
+    }
+
+    #[test]
     fn the_address_is_the_proxys_word_or_the_peers() {
         let address = |text| read(&[("CLIENT_ADDRESS", text)]).unwrap().client_address;
         assert_eq!(address("peer"), ClientAddress::Peer);
@@ -371,6 +433,14 @@ mod tests {
             ("RATE_PERIOD_S", "0"),
             ("RATE_PERIOD_S", "ten"),
             ("RATE_ON_FAILURE", "ajar"),
+            ("OTLP_URL", "127.0.0.1:4318"),
+            ("OTLP_URL", "http://127.0.0.1:4318/v1/traces"),
+            ("TRACE_RATIO", "all"),
+            ("TRACE_RATIO", "1.1"),
+            ("TRACE_RATIO", "-0"),
+            ("TRACE_RATIO", "0."),
+            ("TRACE_RATIO", "0.+1"),
+            ("TRACE_RATIO", "0.0000001"),
             ("CORS_ORIGINS", "*"),
             ("CORS_ORIGINS", "https://a.example, b.example"),
             ("CORS_ORIGINS", "https://a.example/path"),

@@ -24,7 +24,7 @@ impl Cors<'_> {
             .with("access-control-allow-methods", methods)
             .with(
                 "access-control-allow-headers",
-                "Authorization, Claimgate-Attempt, Content-Type, Idempotency-Key, If-None-Match",
+                "Authorization, Claimgate-Attempt, Content-Type, Idempotency-Key, If-None-Match, Traceparent",
             )
             .with("access-control-max-age", "600");
         Some(response)

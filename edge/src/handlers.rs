@@ -34,28 +34,31 @@ const VIEW_MS_MAX: i64 = 2_000;
 const VIEW_CALL_MS_MAX: i64 = 400;
 const VIEW_POLL: Duration = Duration::from_millis(20);
 
-/// A request, and what its handler needs.
-#[derive(Debug)]
-pub struct Handler<'a> {
-    request: &'a Request,
-    env: &'a Env,
-    context: &'a Context,
-    config: Rc<Config>,
-    request_id: &'a str,
+/// By which logs and traces of the edge and of core name a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Ids<'a> {
+    /// Its own id.
+    pub request_id: &'a str,
+    /// Its place in a trace; empty when there is no tracing.
+    pub traceparent: &'a str,
 }
 
-impl<'a> Handler<'a> {
-    /// A handler of `request`. Core gets nothing of it except what is parsed here.
-    pub fn new(
-        request: &'a Request,
-        env: &'a Env,
-        context: &'a Context,
-        config: Rc<Config>,
-        request_id: &'a str,
-    ) -> Self {
-        Self { request, env, context, config, request_id }
-    }
+/// A request, and what its handler needs. Core gets nothing of it except what is parsed here.
+#[derive(Debug)]
+pub struct Handler<'a> {
+    /// The browser's request.
+    pub request: &'a Request,
+    /// The Worker's bindings.
+    pub env: &'a Env,
+    /// What goes on after the response is registered with it.
+    pub context: &'a Context,
+    /// The Worker's settings.
+    pub config: Rc<Config>,
+    /// What names the request.
+    pub ids: Ids<'a>,
+}
 
+impl Handler<'_> {
     /// `POST /v1/campaigns/{id}/claims`: core's response to the claim.
     ///
     /// # Errors
@@ -88,7 +91,7 @@ impl<'a> Handler<'a> {
         let id = admission::own_claim(id, &user)?;
         self.rate_limiter().check_user(LimitScope::Lookups, &user).await?;
         let path = format!("/internal/v1/claims/{id}");
-        let request = CoreRequest::new(CallKind::Lookups, &path, self.request_id);
+        let request = CoreRequest::new(CallKind::Lookups, &path, self.ids.request_id);
         let request = CoreRequest { user: user.as_str(), ..request };
         Ok(self.send(request).await?.into_response())
     }
@@ -107,7 +110,7 @@ impl<'a> Handler<'a> {
             return Err(admission::campaign_not_found());
         }
         let path = format!("/internal/v1/campaigns/{campaign}/users/{user}{query}");
-        let request = CoreRequest::new(CallKind::Lookups, &path, self.request_id);
+        let request = CoreRequest::new(CallKind::Lookups, &path, self.ids.request_id);
         let request = CoreRequest { user: user.as_str(), ..request };
         Ok(self.send(request).await?.into_response())
     }
@@ -172,7 +175,7 @@ impl<'a> Handler<'a> {
             user: claim.user_id.as_str(),
             idempotency_key: claim.idempotency_key.as_str(),
             attempt,
-            ..CoreRequest::new(kind, "/internal/v1/claims", self.request_id)
+            ..CoreRequest::new(kind, "/internal/v1/claims", self.ids.request_id)
         };
         let response = self.send(request).await?;
         store::update(&claim.campaign_id, response.summary(), requested_at);
@@ -182,7 +185,8 @@ impl<'a> Handler<'a> {
     /// Sends `request` to core, with the client's address.
     async fn send(&self, request: CoreRequest<'_>) -> Result<CoreResponse, Problem> {
         let client_ip = self.address().map(|address| address.to_string()).unwrap_or_default();
-        self.core().send(CoreRequest { client_ip: &client_ip, ..request }).await
+        let traceparent = self.ids.traceparent;
+        self.core().send(CoreRequest { client_ip: &client_ip, traceparent, ..request }).await
     }
 
     fn core(&self) -> CoreClient<'_> {
@@ -217,7 +221,7 @@ impl<'a> Handler<'a> {
                 && let Some(refresh) = Refresh::begin(id, &cached, now)
             {
                 self.count_address(LimitScope::Campaigns).await?;
-                return refresh.run(&self.core(), self.request_id).await;
+                return refresh.run(&self.core(), self.ids.request_id).await;
             }
             if waited_ms >= VIEW_MS_MAX {
                 return Err(Problem::new(
@@ -235,7 +239,7 @@ impl<'a> Handler<'a> {
             return;
         };
         let (env, config, request_id) =
-            (self.env.clone(), Rc::clone(&self.config), self.request_id.to_owned());
+            (self.env.clone(), Rc::clone(&self.config), self.ids.request_id.to_owned());
         self.context.wait_until(async move {
             // A failure has been logged, and this request is decided without it.
             let _ = refresh.run(&CoreClient::new(&env, &config), &request_id).await;

@@ -18,6 +18,7 @@ pub mod request_id;
 pub mod response;
 pub mod router;
 pub mod sync_response;
+pub mod trace;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -30,10 +31,11 @@ use worker::{Context, Env, Fetcher, worker_sys};
 
 use crate::config::{Config, ConfigError};
 use crate::cors::Cors;
-use crate::handlers::Handler;
+use crate::handlers::{Handler, Ids};
 use crate::request::Request;
 use crate::response::Response;
 use crate::router::Route;
+use crate::trace::RequestTrace;
 
 thread_local! {
     // An isolate's environment never changes.
@@ -70,13 +72,19 @@ fn internal_error(error: &JsValue) -> Result<web_sys::Response, JsValue> {
 async fn answer(request: &Request, env: &Env, context: &Context) -> Response {
     let request_id = request_id::next();
     let config = config(env);
+    let trace = config.as_ref().ok().and_then(|config| RequestTrace::begin(request, config));
+    let traceparent = trace.as_ref().map(RequestTrace::traceparent).unwrap_or_default();
     let allowed = config.as_ref().map_or(&[][..], |config| &config.cors_origins);
     let origin = (!allowed.is_empty()).then(|| request.header("origin")).flatten();
     let cors = Cors { allowed, origin: origin.as_deref() };
-    let response = match route(request, env, context, &config, &cors, &request_id).await {
+    let ids = Ids { request_id: &request_id, traceparent: &traceparent };
+    let response = match route(request, env, context, &config, &cors, ids).await {
         Ok(response) => response,
         Err(problem) => Response::problem(problem, &request_id),
     };
+    if let Some(trace) = trace {
+        trace.end(request, &request_id, response.status(), env, context);
+    }
     cors.apply(response.finish(&request_id))
 }
 
@@ -98,7 +106,7 @@ async fn route(
     context: &Context,
     config: &Result<Rc<Config>, Problem>,
     cors: &Cors<'_>,
-    request_id: &str,
+    ids: Ids<'_>,
 ) -> Result<Response, Problem> {
     let demo = config.as_ref().is_ok_and(|config| config.demo);
     let Some(route) = Route::of(&request.path).filter(|route| demo || *route != Route::DemoToken) else {
@@ -111,11 +119,11 @@ async fn route(
     }
     if !route.allows(&request.method) {
         let problem = Problem::new(Code::MethodNotAllowed, format!("allowed: {}", route.methods()));
-        return Ok(Response::problem(problem, request_id).with("allow", route.methods()));
+        return Ok(Response::problem(problem, ids.request_id).with("allow", route.methods()));
     }
     let handler = || {
         let config = config.clone()?;
-        Ok(Handler::new(request, env, context, config, request_id))
+        Ok(Handler { request, env, context, config, ids })
     };
     match route {
         Route::Live => Ok(handlers::live()),

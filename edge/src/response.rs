@@ -87,6 +87,11 @@ impl Response {
         SECURITY_HEADERS.iter().fold(response, |response, (name, value)| response.with(name, *value))
     }
 
+    /// Its status.
+    pub fn status(&self) -> u16 {
+        self.status
+    }
+
     /// The value of the header `name` (lower case), if it is set.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(other, _)| *other == name);

@@ -43,6 +43,17 @@ impl<'a> Route<'a> {
         }
     }
 
+    /// Its path as written above, for traces: ids are not theirs to tell.
+    pub fn template(self) -> &'static str {
+        match self {
+            Self::Live => "/livez",
+            Self::Campaign(_) => "/v1/campaigns/{id}",
+            Self::Claims(_) => "/v1/campaigns/{id}/claims",
+            Self::Claim(_) => "/v1/claims/{claim_id}",
+            Self::DemoToken => "/demo/token",
+        }
+    }
+
     /// Whether `method` is one of [`methods`](Self::methods); its case matters.
     pub fn allows(self, method: &str) -> bool {
         self.methods().split(", ").any(|allowed| allowed == method)

@@ -227,6 +227,10 @@ fn workerd(edge: &EdgeFiles, variables: &[(&str, &str)]) -> Command {
         let address = core.strip_prefix("http://").expect("CORE_URL of http");
         command.args(["--external-addr", &format!("{service}={address}")]);
     }
+    if let Some((_, url)) = variables.iter().find(|(name, _)| *name == "OTLP_URL") {
+        let address = url.strip_prefix("http://").expect("OTLP_URL of http");
+        command.args(["--external-addr", &format!("collector={address}")]);
+    }
     command
 }
 

@@ -43,6 +43,7 @@ mod rust_client;
 mod sold_out;
 mod threads;
 mod topologies;
+mod traces;
 mod up_cluster;
 mod user_claims;
 mod watching;

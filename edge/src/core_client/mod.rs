@@ -208,6 +208,8 @@ pub struct CoreRequest<'a> {
     pub attempt: Attempt,
     /// The id of the browser's request.
     pub request_id: &'a str,
+    /// Its place in a trace, for core; empty when there is no tracing.
+    pub traceparent: &'a str,
 }
 
 impl<'a> CoreRequest<'a> {
@@ -215,7 +217,8 @@ impl<'a> CoreRequest<'a> {
     pub fn new(kind: CallKind, path: &'a str, request_id: &'a str) -> Self {
         let (user, client_ip, idempotency_key) = ("", "", "");
         let attempt = Attempt::Unknown;
-        Self { kind, path, body: None, user, client_ip, idempotency_key, attempt, request_id }
+        let traceparent = "";
+        Self { kind, path, body: None, user, client_ip, idempotency_key, attempt, request_id, traceparent }
     }
 
     /// The runtime's request to the core at `origin`, aborted after `limit_ms`.
@@ -256,6 +259,9 @@ impl<'a> CoreRequest<'a> {
             set(Attempt::HEADER, Attempt::FIRST)?;
         }
         set(REQUEST_ID_HEADER, self.request_id)?;
+        if !self.traceparent.is_empty() {
+            set("traceparent", self.traceparent)?;
+        }
         set(KEY_HEADER, &config.edge_key.kid)?;
         set(TIMESTAMP_HEADER, &now.as_ms().to_string())?;
         set(USER_HEADER, self.user)?;

@@ -1,0 +1,259 @@
+//! Traces: a claim is followed from the browser's request to its row, by spans that edge and core send to a collector.
+
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use futures_util::future::join_all;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use prost::Message as _;
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_process::API_TOKEN;
+use support::edge::{Runtime, World};
+use support::process::{Signal, free_address, signal_pid};
+use support::wait::holds;
+use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually};
+use tokio::net::TcpListener;
+
+use crate::edge::run_alone;
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const BROWSER: &str = "00f067aa0ba902b7";
+
+/// A span as a collector has got it.
+#[derive(Debug, Clone)]
+struct Span {
+    service: String,
+    name: String,
+    trace: String,
+    id: String,
+    parent: String,
+    /// The spans that it is linked to.
+    links: Vec<String>,
+    attributes: Value,
+}
+
+/// A collector: takes OTLP over HTTP, as JSON and as protobuf.
+#[derive(Debug, Clone, Default)]
+struct Collector(Arc<Mutex<Vec<Span>>>);
+
+impl Collector {
+    async fn start() -> (Self, String) {
+        let collector = Self::default();
+        let listener = TcpListener::bind(free_address()).await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let routes = Router::new().route("/v1/traces", post(take)).with_state(collector.clone());
+        tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+        (collector, url)
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// The span of `service` with this name in the trace, once it is there.
+    async fn span(&self, trace: &str, service: &str, name: &str) -> Span {
+        eventually(SOON, || async {
+            let spans = self.spans();
+            let found = |span: &&Span| span.trace == trace && span.service == service && span.name == name;
+            spans.iter().find(found).cloned().ok_or_else(|| format!("no {name} of {service} in {spans:#?}"))
+        })
+        .await
+    }
+}
+
+async fn take(State(collector): State<Collector>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    // The same document either way, but for the ids: bytes in one, hexadecimal in the other.
+    let request: ExportTraceServiceRequest = if headers["content-type"] == "application/json" {
+        serde_json::from_slice(&body).expect("OTLP's JSON")
+    } else {
+        ExportTraceServiceRequest::decode(body).expect("OTLP's protobuf")
+    };
+    let mut spans = collector.0.lock().unwrap();
+    for resource in request.resource_spans {
+        let service = attributes(&resource.resource.expect("a resource").attributes)["service.name"].clone();
+        for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+            assert!(span.start_time_unix_nano <= span.end_time_unix_nano, "{span:?}");
+            spans.push(Span {
+                service: service.as_str().expect("a name").to_owned(),
+                name: span.name,
+                trace: hex(&span.trace_id),
+                id: hex(&span.span_id),
+                parent: hex(&span.parent_span_id),
+                links: span.links.iter().map(|link| hex(&link.span_id)).collect(),
+                attributes: attributes(&span.attributes),
+            });
+        }
+    }
+    StatusCode::OK
+}
+
+fn attributes(list: &[opentelemetry_proto::tonic::common::v1::KeyValue]) -> Value {
+    use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+    let value = |any: &Any| match any {
+        Any::StringValue(text) => json!(text),
+        Any::IntValue(number) => json!(number),
+        other => json!(format!("{other:?}")),
+    };
+    let of = |entry: &opentelemetry_proto::tonic::common::v1::KeyValue| {
+        Some((entry.key.clone(), value(entry.value.as_ref()?.value.as_ref()?)))
+    };
+    list.iter().filter_map(of).collect::<serde_json::Map<_, _>>().into()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+fn traced(url: &str, ratio: &str) -> CoreOptions {
+    let options = CoreOptions::default().with("CLAIMGATE_OTLP_URL", url).with("CLAIMGATE_TRACE_RATIO", ratio);
+    // Sent soon: a test waits for each span.
+    options.with("OTEL_BSP_SCHEDULE_DELAY", "50")
+}
+
+/// A claim at core by a caller whose span is `parent` of `trace`, sampled or not.
+async fn claim(core: &Core, user: &str, trace: &str, flags: &str) -> Reply {
+    let body = claim_body("demo", user, "k", 1);
+    let request = core.client().request(Method::POST, &core.url("/internal/v1/claims"));
+    let request = request.bearer_auth(API_TOKEN).json(&body);
+    let request = request.header("traceparent", format!("00-{trace}-{BROWSER}-{flags}"));
+    core.client().send(request).await.expect("an answer")
+}
+
+fn trace_id(number: usize) -> String {
+    format!("{number:032x}")
+}
+
+#[test]
+fn a_claim_is_followed_from_the_browser_to_its_row() {
+    run_alone(async {
+        let (collector, url) = Collector::start().await;
+        let core = traced(&url, "0").start().await;
+        let variables = [("OTLP_URL", url.as_str()), ("TRACE_RATIO", "0")];
+        let world = World::before(core, Runtime::asked(), "traces", "test", &variables).await;
+        world.core.create("demo", json!({"total": 10})).await;
+        let request = world.claim_request("demo", "alice").header("Idempotency-Key", "k");
+        let reply =
+            world.send(request.header("traceparent", format!("00-{TRACE}-{BROWSER}-01"))).await.expect(201);
+        let edge = collector.span(TRACE, "claimgate-edge", "POST /v1/campaigns/{id}/claims").await;
+        let request = collector.span(TRACE, "claimgate-core", "POST /internal/v1/claims").await;
+        let decided = collector.span(TRACE, "claimgate-core", "decide claims").await;
+        let stored = collector.span(TRACE, "claimgate-core", "store claims").await;
+        assert_eq!(edge.parent, BROWSER);
+        assert_eq!((&request.parent, &decided.parent, &stored.parent), (&edge.id, &request.id, &decided.id));
+        for span in [&edge, &request] {
+            assert_eq!(span.attributes["claimgate.request_id"], reply.header("x-request-id"), "{span:?}");
+            assert_eq!(span.attributes["http.response.status_code"], 201, "{span:?}");
+        }
+        for span in [&decided, &stored] {
+            let about = json!({"claimgate.campaign": "demo", "claimgate.claims": 1});
+            assert_eq!(span.attributes, about, "{span:?}");
+        }
+        // Of a browser that says nothing, with a share of 0, nothing is traced, at core neither.
+        world.claim("demo", "bob", "k").await.expect(201);
+        let request = world.claim_request("demo", "carol").header("Idempotency-Key", "k");
+        world
+            .send(request.header("traceparent", format!("00-{}-{BROWSER}-01", trace_id(1))))
+            .await
+            .expect(201);
+        collector.span(&trace_id(1), "claimgate-core", "store claims").await;
+        let spans = collector.spans();
+        assert!(spans.iter().all(|span| [TRACE, &trace_id(1)].contains(&span.trace.as_str())), "{spans:#?}");
+        let told = format!("{spans:?}");
+        assert!(!told.contains("alice") && !told.contains("carol"), "no user is told: {told}");
+    });
+}
+
+#[tokio::test]
+async fn claims_of_one_call_to_redis_are_linked() {
+    let (collector, url) = Collector::start().await;
+    let core = traced(&url, "0").start().await;
+    core.create("demo", json!({"total": 10_000})).await;
+    let redis = core.redis_pid().await;
+    let mut round = 0;
+    let batch = eventually(SOON, || {
+        round += 1;
+        let (core, collector) = (&core, &collector);
+        async move {
+            // While Redis stands still, claims gather.
+            signal_pid(redis, Signal::STOP);
+            let claims = (0..16).map(|n| async move {
+                claim(core, &format!("u{round}-{n}"), &trace_id(round * 100 + n + 1), "01").await
+            });
+            let go_on = async {
+                // Takes a moment; a round in which no two have met is followed by another.
+                core.admin_get("/metrics").await;
+                signal_pid(redis, Signal::CONT);
+            };
+            let (replies, ()) = tokio::join!(join_all(claims), go_on);
+            assert!(replies.iter().all(|reply| [201, 503].contains(&reply.status)), "{replies:?}");
+            let spans = collector.spans();
+            let linked = spans.iter().find(|span| span.name == "decide claims" && !span.links.is_empty());
+            linked.cloned().ok_or_else(|| format!("no two in one call: {} spans", spans.len()))
+        }
+    })
+    .await;
+    assert!(batch.attributes["claimgate.claims"].as_u64().unwrap() > batch.links.len() as u64);
+    eventually(SOON, || async {
+        let spans = collector.spans();
+        let back = |id: &String| spans.iter().any(|span| span.id == *id && span.links.contains(&batch.id));
+        holds(batch.links.iter().all(back), || format!("{batch:?} is not linked from {spans:#?}"))
+    })
+    .await;
+    let first =
+        collector.spans().into_iter().find(|span| span.id == batch.parent).expect("its first claim's");
+    assert_eq!((first.trace, first.name.as_str()), (batch.trace, "POST /internal/v1/claims"));
+}
+
+#[tokio::test]
+async fn a_confirmation_is_followed_to_its_row_and_who_wants_none_has_none() {
+    let (collector, url) = Collector::start().await;
+    let core = traced(&url, "1").start().await;
+    core.create("demo", json!({"total": 10})).await;
+    core.patch("demo", json!({"hold_seconds": 600})).await.expect(200);
+    let held = claim(&core, "alice", TRACE, "00").await.expect(201).json();
+    let id = held["claim"]["id"].as_str().expect("an id");
+    let request =
+        core.client().request(Method::POST, &core.url(&format!("/internal/v1/claims/{id}/confirm")));
+    let request =
+        request.bearer_auth(API_TOKEN).header("traceparent", format!("00-{}-{BROWSER}-01", trace_id(7)));
+    core.client().send(request).await.expect("an answer").expect(200);
+    let confirmed =
+        collector.span(&trace_id(7), "claimgate-core", "POST /internal/v1/claims/{claim_id}/confirm").await;
+    let stored = collector.span(&trace_id(7), "claimgate-core", "store claims").await;
+    assert_eq!(stored.parent, confirmed.id);
+    // With a share of 1, calls without a context are traced; the one that said no is not.
+    collector
+        .span(
+            &own_trace(&collector, "POST /admin/v1/campaigns").await,
+            "claimgate-core",
+            "POST /admin/v1/campaigns",
+        )
+        .await;
+    assert!(collector.spans().iter().all(|span| span.trace != TRACE), "{:#?}", collector.spans());
+}
+
+/// The trace that began with a span of this name.
+async fn own_trace(collector: &Collector, name: &str) -> String {
+    eventually(SOON, || async {
+        let spans = collector.spans();
+        let found = spans.iter().find(|span| span.name == name && span.parent.trim_matches('0').is_empty());
+        found.map(|span| span.trace.clone()).ok_or_else(|| format!("{spans:#?}"))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_collector_that_is_away_holds_up_no_claim_and_no_stop() {
+    let mut core = traced(&format!("http://{}", free_address()), "1").start().await;
+    core.create("demo", json!({"total": 10})).await;
+    for user in ["alice", "bob"] {
+        claim(&core, user, TRACE, "01").await.expect(201);
+    }
+    core.process().signal(Signal::TERM);
+    assert!(core.process().wait(SOON).await.success());
+}
