@@ -9,6 +9,7 @@ SHELL := /usr/bin/env bash
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
+SETUP_UP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh --up)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,8 +20,9 @@ up-cluster: ARGUMENTS := wrangler cluster
 up: ## core and edge with a demo campaign; prints the page's address; Ctrl-C stops it all
 up-workerd: ## the same with the edge in plain workerd
 up-cluster: ## the same with two cores, a PostgreSQL and a cluster of three primaries and three replicas; SERVER=redis|valkey
+up-cluster: SETUP_UP := $(SETUP)
 up up-workerd up-cluster:
-	@$(SETUP)
+	@$(SETUP_UP)
 	@cargo build --release --bin claimgate
 	@scripts/build-worker.sh
 	@exec scripts/dev.sh $(ARGUMENTS)

