@@ -19,12 +19,15 @@ use clap::Args;
 use crate::credentials::{Caller, Credentials, TOKEN_CHARS_MIN, Tokens};
 use crate::data_dir;
 use crate::redis_address::RedisAddress;
+use crate::webhook_hosts::WebhookHosts;
 use traces::TraceArgs;
 pub use traces::TraceTarget;
 
 /// Events that may wait for SQL per campaign before new claims are refused.
 pub const OUTBOX_MAX_DEFAULT: u64 = 1_000_000;
-/// How long a campaign stays in Redis after it is over.
+/// How long an event of a webhook is tried, in seconds.
+const WEBHOOK_RETRY_S: u64 = 86_400;
+/// How long a campaign stays in Redis after it is over, unless told otherwise.
 pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 /// The most claims that one script call decides.
 pub const BATCH_MAX: usize = 256;
@@ -116,6 +119,13 @@ pub struct ServeArgs {
     /// Log lines as JSON instead of text
     #[arg(long, env = "CLAIMGATE_LOG_JSON", value_parser = clap::builder::FalseyValueParser::new())]
     pub log_json: bool,
+    /// The hosts that webhooks may call: HOST[:PORT] by TLS, http://HOST:PORT without, with commas between them; a private
+    /// address must be listed itself [default: none, so no webhooks]
+    #[arg(long, env = "CLAIMGATE_WEBHOOK_HOSTS", value_name = "HOSTS")]
+    webhook_hosts: Option<String>,
+    /// Seconds that an event is tried before it is parked [default: 86400]
+    #[arg(long, env = "CLAIMGATE_WEBHOOK_RETRY_S", value_name = "SECONDS")]
+    webhook_retry_s: Option<String>,
     #[command(flatten)]
     traces: TraceArgs,
     #[command(flatten)]
@@ -153,6 +163,10 @@ pub struct Config {
     pub batch_max: usize,
     /// How long core goes on serving when it is told to stop and says that it is not ready.
     pub drain: Duration,
+    /// The hosts that webhooks may call.
+    pub webhook_hosts: WebhookHosts,
+    /// How long an event is tried before it is parked.
+    pub webhook_retry: Duration,
     /// Where traces go, if anywhere.
     pub traces: Option<TraceTarget>,
     /// Whether to serve the database whatever Redis it was last served with.
@@ -198,6 +212,12 @@ impl Config {
             concurrency_max: optional("CLAIMGATE_CONCURRENCY_MAX", args.concurrency_max.as_deref(), 4096)?,
             batch_max: batch_max(args.batch_max.as_deref())?,
             drain: drain(args.drain_s.as_deref())?,
+            webhook_hosts: webhook_hosts(args.webhook_hosts.as_deref())?,
+            webhook_retry: Duration::from_secs(optional(
+                "CLAIMGATE_WEBHOOK_RETRY_S",
+                args.webhook_retry_s.as_deref(),
+                WEBHOOK_RETRY_S,
+            )?),
             traces: args.traces.target()?,
             take_over: args.take_over,
             credentials: secrets.credentials()?,
@@ -262,6 +282,10 @@ fn drain(text: Option<&str>) -> Result<Duration, ConfigError> {
         seconds.ok_or_else(|| wrong("CLAIMGATE_DRAIN_S", format!("must be 0 to {DRAIN_S_MAX}, not '{text}'")))
     });
     seconds.map(Duration::from_secs)
+}
+
+fn webhook_hosts(list: Option<&str>) -> Result<WebhookHosts, ConfigError> {
+    list.unwrap_or_default().parse().map_err(|problem: String| wrong("CLAIMGATE_WEBHOOK_HOSTS", problem))
 }
 
 fn redis_address(url: &str) -> Result<RedisAddress, ConfigError> {

@@ -19,3 +19,4 @@ mod server;
 pub mod step;
 pub mod store;
 pub mod traces;
+pub mod webhook_hosts;

@@ -24,6 +24,9 @@ const UP: &str = "claimgate_up";
 const REFUSED: &str = "claimgate_primaries_refused";
 const LOADS: &str = "claimgate_loads_total";
 const ADOPTIONS: &str = "claimgate_adoptions_total";
+const WEBHOOK_DELIVERIES: &str = "claimgate_webhook_deliveries_total";
+const WEBHOOKS_DISABLED: &str = "claimgate_webhooks_disabled";
+const WEBHOOK_EVENTS: &str = "claimgate_webhook_events";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
 
 const LATENCY_BUCKETS_S: &[f64] =
@@ -53,6 +56,12 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         Unit::Seconds,
         "Age of the oldest entry in any outbox: it rises while nothing is relayed to SQL"
     );
+    describe_counter!(
+        WEBHOOK_DELIVERIES,
+        "Tries to deliver events to webhooks by outcome: delivered, failed, or parked after the last one"
+    );
+    describe_gauge!(WEBHOOKS_DISABLED, Unit::Count, "Webhooks that are disabled");
+    describe_gauge!(WEBHOOK_EVENTS, Unit::Count, "Events that webhooks did not take yet: waiting, or parked");
     describe_counter!(RELAYED, "Events committed to SQL");
     describe_counter!(DEAD_LETTERS, "Malformed outbox entries, moved to the dead letters");
     describe_counter!(DELETED, "Events whose outbox entries were deleted before they were relayed to SQL");
@@ -156,6 +165,19 @@ pub fn up(part: &'static str, answers: bool) {
 #[allow(clippy::cast_precision_loss)] // a gauge is for people
 pub fn primaries_refused(primaries: usize) {
     gauge!(REFUSED).set(primaries as f64);
+}
+
+/// A try to deliver an event to a webhook had this outcome.
+pub fn webhook_delivery(outcome: &'static str) {
+    counter!(WEBHOOK_DELIVERIES, "outcome" => outcome).increment(1);
+}
+
+/// How many webhooks are disabled, and how many events wait or are parked, of all webhooks.
+#[allow(clippy::cast_precision_loss)] // gauges are for people
+pub fn webhooks(disabled: usize, waiting: u64, parked: u64) {
+    gauge!(WEBHOOKS_DISABLED).set(disabled as f64);
+    gauge!(WEBHOOK_EVENTS, "state" => "waiting").set(waiting as f64);
+    gauge!(WEBHOOK_EVENTS, "state" => "parked").set(parked as f64);
 }
 
 /// A campaign was loaded from SQL.

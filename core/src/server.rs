@@ -18,6 +18,7 @@ use crate::config::{Config, Secrets, TraceTarget};
 use crate::doctor::{self, Setup};
 use crate::engine::Engine;
 use crate::engine::serving::{Serving, ServingError};
+use crate::engine::webhook_sender::WebhookSender;
 use crate::http;
 use crate::http::auth::Authenticator;
 use crate::http::listeners::admin_router;
@@ -26,6 +27,7 @@ use crate::http::threads::Threads;
 use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
+use crate::jobs::webhooks::Webhooks;
 use crate::metrics;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::managed::{ManagedRedis, Settings};
@@ -60,13 +62,14 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let admin_listener = bind("CLAIMGATE_ADMIN_LISTEN", config.admin_listen).await?;
     let (mut managed, redis_address) = redis(&config)?;
     let sql = database(&config).await?;
-    let engine = Arc::new(engine(&config, sql.clone(), redis_address));
+    let engine = Arc::new(engine(&config, sql.clone(), redis_address)?);
     let authenticator = Authenticator::new(config.credentials);
     tokio::spawn(keep_credentials(
         authenticator.clone(),
         config.data_dir.clone(),
         signal(SignalKind::hangup())?,
     ));
+    let webhooks = Webhooks::new(Arc::clone(&engine), config.core_id.clone(), config.webhook_retry);
     let relay = OutboxRelay::new(&engine, config.core_id);
     let state = AppState::new(&engine, authenticator, metrics.clone(), config.concurrency_max);
 
@@ -86,6 +89,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             tokio::spawn(say_what_is_risky(setup));
             tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
             let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&engine.recovery)).run(serving.clone()));
+            let webhooks = tokio::spawn(webhooks.run(serving.clone()));
             let refresher = tokio::spawn(refresher.run(serving));
             let relay = relay.spawn(relaying)?;
             let ended = tokio::select! {
@@ -99,7 +103,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
             stop_relaying.send_replace(true);
             in_time("the jobs", JOBS_MAX, async {
-                let _ = tokio::join!(maintenance, refresher);
+                let _ = tokio::join!(maintenance, refresher, webhooks);
                 while !relay.is_finished() {
                     sleep(STOP_POLL).await;
                 }
@@ -122,12 +126,16 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     outcome
 }
 
-fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> Engine {
-    Engine::builder(sql)
+fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> anyhow::Result<Engine> {
+    let webhook_sender = WebhookSender::new(config.webhook_hosts.clone());
+    let webhook_sender =
+        webhook_sender.map_err(|problem| anyhow::anyhow!("CLAIMGATE_WEBHOOK_HOSTS: {problem}"))?;
+    Ok(Engine::builder(sql)
         .outbox_max(config.outbox_max)
         .archive_after(config.archive_after)
         .batch_max(config.batch_max)
-        .on(redis)
+        .webhook_sender(webhook_sender)
+        .on(redis))
 }
 
 fn begin_traces(config: &Config) -> anyhow::Result<Option<TraceExport>> {

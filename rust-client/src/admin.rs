@@ -222,6 +222,68 @@ impl Admin {
         self.post("/replication/accept-loss").await
     }
 
+    /// All webhooks.
+    ///
+    /// # Errors
+    /// Problems.
+    pub async fn webhooks(&self) -> Result<Answer<Vec<Value>>, Error> {
+        self.list("/webhooks?", "cursor", "").await
+    }
+
+    /// Makes a webhook for one campaign or for all; its `secret` is in this answer alone.
+    ///
+    /// # Errors
+    /// `invalid_request` for an address that may not be called, and other problems.
+    pub async fn create_webhook(
+        &self,
+        url: &str,
+        campaign: Option<&CampaignId>,
+    ) -> Result<Answer<Value>, Error> {
+        let body = json!({"url": url, "campaign_id": campaign});
+        self.listener.send(self.request(Method::POST, "/webhooks").json(&body)).await
+    }
+
+    /// Removes a webhook.
+    ///
+    /// # Errors
+    /// `webhook_not_found` and other problems.
+    pub async fn delete_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
+        self.listener.send(self.request(Method::DELETE, &format!("/webhooks/{id}"))).await
+    }
+
+    /// Sends a test event; whether it was `delivered`, and the `error` if not.
+    ///
+    /// # Errors
+    /// `webhook_not_found` and other problems.
+    pub async fn test_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
+        let request = self.request(Method::POST, &format!("/webhooks/{id}/test"));
+        self.listener.send(request.timeout(CHANGES_WAIT + Duration::from_secs(10))).await
+    }
+
+    /// Enables a webhook, which goes on where it stopped.
+    ///
+    /// # Errors
+    /// `webhook_not_found` and other problems.
+    pub async fn enable_webhook(&self, id: &str) -> Result<Answer<Value>, Error> {
+        self.post(&format!("/webhooks/{id}/enable")).await
+    }
+
+    /// Makes another `secret` for a webhook.
+    ///
+    /// # Errors
+    /// `webhook_not_found` and other problems.
+    pub async fn rotate_webhook_secret(&self, id: &str) -> Result<Answer<Value>, Error> {
+        self.post(&format!("/webhooks/{id}/rotate-secret")).await
+    }
+
+    /// The events that a webhook did not take yet.
+    ///
+    /// # Errors
+    /// `webhook_not_found` and other problems.
+    pub async fn webhook_deliveries(&self, id: &str) -> Result<Answer<Vec<Value>>, Error> {
+        self.list(&format!("/webhooks/{id}/deliveries?"), "cursor", "").await
+    }
+
     /// All items of the list at `path`, whose query is open for more, page by page: `next` is the parameter that takes the
     /// `next_cursor` of the page before, `first` what the first page has there.
     async fn list<T: DeserializeOwned>(

@@ -63,6 +63,7 @@ codes! {
     Forbidden = "forbidden", 403, "Not allowed";
     CampaignNotFound = "campaign_not_found", 404, "No such campaign";
     ClaimNotFound = "claim_not_found", 404, "No such claim";
+    WebhookNotFound = "webhook_not_found", 404, "No such webhook";
     NotFound = "not_found", 404, "Not found";
     MethodNotAllowed = "method_not_allowed", 405, "Method not allowed";
     RequestTimeout = "request_timeout", 408, "Request took too long";

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each part of core, and what it may import of core.
-const LAYERS: [(&str, &[&str]); 16] = [
+const LAYERS: [(&str, &[&str]); 17] = [
     ("step", &[]),
     ("clock", &[]),
     ("metrics", &[]),
@@ -13,11 +13,15 @@ const LAYERS: [(&str, &[&str]); 16] = [
     ("credentials", &[]),
     ("data_dir", &[]),
     ("redis_address", &[]),
-    ("config", &["credentials", "data_dir", "redis_address"]),
+    ("webhook_hosts", &[]),
+    ("config", &["credentials", "data_dir", "redis_address", "webhook_hosts"]),
     ("domain", &[]),
     ("store::redis", &["domain", "metrics", "redis_address", "step"]),
     ("store::sql", &["domain", "step"]),
-    ("engine", &["clock", "config", "domain", "metrics", "redis_address", "store", "traces"]),
+    (
+        "engine",
+        &["clock", "config", "domain", "metrics", "redis_address", "store", "traces", "webhook_hosts"],
+    ),
     ("doctor", &["clock", "config", "data_dir", "redis_address", "store"]),
     ("http", &["clock", "credentials", "domain", "engine", "store", "traces"]),
     ("jobs", &["clock", "domain", "engine", "metrics", "store", "traces"]),

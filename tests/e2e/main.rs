@@ -47,3 +47,4 @@ mod traces;
 mod up_cluster;
 mod user_claims;
 mod watching;
+mod webhooks;

@@ -38,6 +38,7 @@ const TABLE: &[(&str, u16, &str, bool, &[&str])] = &[
     ("campaign_ended", 409, "Campaign ended", false, &[]),
     ("campaign_open", 409, "Campaign open", false, &[]),
     ("import_unfinished", 409, "Import unfinished", false, &[]),
+    ("webhook_not_found", 404, "No such webhook", false, &[]),
     ("cursor_invalid", 410, "Cursor invalid", false, &[]),
     ("unauthenticated", 401, "Not authenticated", false, &[]),
     ("forbidden", 403, "Not allowed", false, &[]),
@@ -199,6 +200,7 @@ async fn claims_that_stand_as_they_are() {
 async fn a_cursor_of_no_feed() {
     let core = Core::start().await;
     problem(&core.admin_get("/admin/v1/changes?after=1.2.3").await, "cursor_invalid");
+    problem(&core.admin_get("/admin/v1/webhooks/none").await, "webhook_not_found");
 }
 
 #[tokio::test]

@@ -186,12 +186,16 @@ impl Balancer {
         Self { bases, ready: [true, true].map(AtomicBool::new), turn: AtomicUsize::new(0) }
     }
 
-    /// Asks how the cores are, again and again.
+    /// Asks how the cores are, again and again. As balancers do, it believes the second look that says no, not the first:
+    /// on a busy machine one may come late.
     async fn look(&self, client: &Client) {
+        let mut was_ready = [true, true];
         loop {
-            for (base, ready) in self.bases.iter().zip(&self.ready) {
+            for ((base, ready), was_ready) in self.bases.iter().zip(&self.ready).zip(&mut was_ready) {
                 let reply = client.try_get(&format!("{base}/readyz"), "").await;
-                ready.store(reply.is_ok_and(|reply| reply.status == 200), Ordering::Relaxed);
+                let is_ready = reply.is_ok_and(|reply| reply.status == 200);
+                ready.store(is_ready || *was_ready, Ordering::Relaxed);
+                *was_ready = is_ready;
             }
             sleep(LOOK).await;
         }

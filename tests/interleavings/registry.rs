@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 25] = [
+const ELSEWHERE: [(&str, &str); 38] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -27,6 +27,19 @@ const ELSEWHERE: [(&str, &str); 25] = [
     ("sql:audit", "a list of changes, which changes nothing but the numbers of what it lists"),
     ("sql:feed", "reads of the feed, which change nothing"),
     ("sql:feed_end", "as above"),
+    ("sql:webhooks", "webhooks follow the feed, and change nothing of a claim; e2e::webhooks"),
+    ("sql:webhook", "as above"),
+    ("sql:create_webhook", "as above"),
+    ("sql:delete_webhook", "as above"),
+    ("sql:enable_webhook", "as above"),
+    ("sql:rotate_webhook", "as above"),
+    ("sql:disable_webhook", "as above"),
+    ("sql:hold_webhook", "as above"),
+    ("sql:release_webhooks", "as above"),
+    ("sql:waiting_events", "as above"),
+    ("sql:advance_webhook", "as above"),
+    ("sql:took_waiting", "as above"),
+    ("sql:put_off_waiting", "as above"),
     ("sql:begin_import", "asked by an import alone; faults::import kills one"),
     ("sql:import_claims", "asked by an import alone"),
     ("sql:end_import", "asked by an import alone"),

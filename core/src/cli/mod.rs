@@ -15,6 +15,7 @@ mod imports;
 mod printer;
 mod replication;
 mod table;
+mod webhooks;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -35,6 +36,7 @@ use doctor::DoctorArgs;
 use drill::DrillArgs;
 use foreign::DropForeignArgs;
 use replication::ReplicationArgs;
+use webhooks::WebhooksArgs;
 
 /// Gives away a limited thing to a stampede, exactly up to its limits.
 #[derive(Debug, Parser)]
@@ -70,6 +72,8 @@ enum Command {
     Audit(AuditArgs),
     /// Show, and change, which replicas must have a claim before it is acknowledged
     Replication(ReplicationArgs),
+    /// List, make and change the receivers that are told of changed claims
+    Webhooks(WebhooksArgs),
     /// Tell what is wrong or risky with this set-up
     #[command(after_help = "Exit status: 0 when all guarantees hold, warnings or not; 1 when one does not.")]
     Doctor(Box<DoctorArgs>),
@@ -103,6 +107,7 @@ impl Cli {
             Command::Return(args) => finish(runtime.block_on(args.give_back())),
             Command::Reconcile(args) => finish(runtime.block_on(args.run())),
             Command::Audit(args) => finish(runtime.block_on(args.run())),
+            Command::Webhooks(args) => finish(runtime.block_on(args.run())),
             Command::Replication(args) => finish(runtime.block_on(args.run())),
             Command::Doctor(args) => judge(runtime.block_on(args.run())),
             Command::Drill(args) => judge(runtime.block_on(args.run())),

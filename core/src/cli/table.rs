@@ -150,8 +150,58 @@ pub fn audit(items: &Value) -> String {
             word(&item["at"]),
             word(&item["who"]),
             word(&item["what"]),
-            or(&item["claim_id"], &word(&item["campaign_id"])),
+            or(&item["webhook_id"], &or(&item["claim_id"], &word(&item["campaign_id"]))),
             changed.join(", "),
+        ]);
+    }
+    table.to_string()
+}
+
+pub fn webhooks(items: &Value) -> String {
+    let mut table = table();
+    table.set_header(["id", "url", "campaign", "delivered", "waiting", "parked", "state"]);
+    for item in items.as_array().into_iter().flatten() {
+        table.add_row([
+            word(&item["id"]),
+            word(&item["url"]),
+            or(&item["campaign_id"], "all"),
+            word(&item["delivered"]),
+            word(&item["waiting"]),
+            word(&item["parked"]),
+            or(&item["disabled_because"], "enabled"),
+        ]);
+    }
+    table.to_string()
+}
+
+pub fn webhook(webhook: &Value) -> String {
+    let mut rows = vec![
+        ("webhook", word(&webhook["id"])),
+        ("url", word(&webhook["url"])),
+        ("campaign", or(&webhook["campaign_id"], "all")),
+        ("state", or(&webhook["disabled_because"], "enabled")),
+    ];
+    if webhook["secret"].is_string() {
+        rows.push(("secret, not shown again", word(&webhook["secret"])));
+    }
+    pairs(&rows)
+}
+
+pub fn tested(tested: &Value) -> String {
+    pairs(&[("test event", or(&tested["error"], "taken"))])
+}
+
+pub fn deliveries(events: &Value) -> String {
+    let mut table = table();
+    table.set_header(["claim", "status", "tries", "since", "next", "last error"]);
+    for event in events.as_array().into_iter().flatten() {
+        table.add_row([
+            word(&event["claim_id"]),
+            word(&event["status"]),
+            word(&event["tries"]),
+            word(&event["first_at"]),
+            or(&event["next_at"], "never"),
+            word(&event["last_error"]),
         ]);
     }
     table.to_string()

@@ -12,3 +12,4 @@ pub mod import;
 pub mod not_ready;
 pub mod replica_set;
 pub mod utc_offsets;
+pub mod webhook;

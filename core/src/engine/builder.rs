@@ -11,6 +11,7 @@ use super::health::Health;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
+use super::webhook_sender::WebhookSender;
 use crate::config::{ARCHIVE_AFTER_DEFAULT, BATCH_MAX, OUTBOX_MAX_DEFAULT};
 use crate::redis_address::RedisAddress;
 use crate::store::redis::RedisStore;
@@ -31,6 +32,8 @@ pub struct Engine {
     pub health: Arc<Health>,
     /// Waits for the feed to go on.
     pub feed_watch: Arc<FeedWatch>,
+    /// Sends events to webhooks.
+    pub webhook_sender: WebhookSender,
 }
 
 /// How an engine is put together: the one wiring, for `serve`, benchmarks, the lab and tests.
@@ -41,6 +44,7 @@ pub struct Builder {
     outbox_max: u64,
     archive_after: Duration,
     batch_max: usize,
+    webhook_sender: WebhookSender,
 }
 
 impl Engine {
@@ -51,6 +55,7 @@ impl Engine {
             outbox_max: OUTBOX_MAX_DEFAULT,
             archive_after: ARCHIVE_AFTER_DEFAULT,
             batch_max: BATCH_MAX,
+            webhook_sender: WebhookSender::default(),
         }
     }
 
@@ -77,6 +82,7 @@ impl Engine {
             sync,
             health: Arc::clone(&self.health),
             feed_watch: Arc::clone(&self.feed_watch),
+            webhook_sender: self.webhook_sender.clone(),
         }
     }
 }
@@ -95,6 +101,11 @@ impl Builder {
     /// The most claims that one script call decides, 1 to [`BATCH_MAX`], which it is if not given.
     pub fn batch_max(self, batch_max: usize) -> Self {
         Self { batch_max, ..self }
+    }
+
+    /// Sends events to webhooks; without it there are none.
+    pub fn webhook_sender(self, webhook_sender: WebhookSender) -> Self {
+        Self { webhook_sender, ..self }
     }
 
     /// The engine on the Redis at `redis_url`. Connects with the first call, not here.
@@ -118,6 +129,7 @@ impl Builder {
             sync,
             health: Arc::default(),
             feed_watch,
+            webhook_sender: self.webhook_sender,
         }
     }
 }

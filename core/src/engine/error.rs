@@ -19,6 +19,9 @@ pub enum EngineError {
     /// There is no such claim.
     #[error("there is no such claim")]
     ClaimNotFound,
+    /// There is no such webhook.
+    #[error("there is no such webhook")]
+    WebhookNotFound,
     /// Another campaign has the id.
     #[error("another campaign has this id")]
     CampaignExists,

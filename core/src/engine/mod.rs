@@ -25,6 +25,8 @@ pub mod serving;
 pub mod sold_out_cache;
 pub mod sync;
 pub mod user_claims;
+pub mod webhook_sender;
+mod webhooks;
 
 pub use self::builder::{Builder, Engine};
 pub use self::campaigns::{AddedUnits, CampaignStatus, Created};

@@ -55,6 +55,7 @@ fn problem(error: EngineError) -> Problem {
     match error {
         EngineError::CampaignNotFound => no_such_campaign(),
         EngineError::ClaimNotFound => no_such_claim(),
+        EngineError::WebhookNotFound => Problem::new(Code::WebhookNotFound, "there is no such webhook"),
         EngineError::CampaignExists => Problem::new(Code::CampaignExists, "another campaign has this id"),
         EngineError::OfAnotherRegister => Problem::new(
             Code::CampaignExists,

@@ -260,6 +260,17 @@ impl FromRequestParts<AppState> for PathUser {
     }
 }
 
+/// A webhook's id in the path.
+#[derive(Debug)]
+pub struct PathWebhook(pub String);
+
+impl FromRequestParts<AppState> for PathWebhook {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut request::Parts, _: &AppState) -> Result<Self, ApiError> {
+        Ok(Self(path_id(&parts.uri).to_owned()))
+    }
+}
+
 /// The id in a path, as sent: no id has characters that need decoding, so what has them is no id. It stands in the
 /// same place in every route.
 fn path_id(uri: &Uri) -> &str {

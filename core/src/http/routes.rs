@@ -32,12 +32,19 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::claims::list))
         .routes(routes!(admin::audit::list))
         .routes(routes!(admin::replication::accept_loss))
+        .routes(routes!(admin::webhooks::show, admin::webhooks::delete))
+        .routes(routes!(admin::webhooks::enable))
+        .routes(routes!(admin::webhooks::rotate_secret))
+        .routes(routes!(admin::webhooks::deliveries))
         .layer(from_fn(answered_in_time))
         // These have a body to wait for first.
         .routes(routes!(admin::campaigns::create))
         .routes(routes!(admin::campaigns::update))
         .routes(routes!(admin::additions::add))
         .routes(routes!(admin::replication::show, admin::replication::change))
+        .routes(routes!(admin::webhooks::list, admin::webhooks::create))
+        // It waits for the receiver.
+        .routes(routes!(admin::webhooks::test))
         // These may go through a whole campaign.
         .routes(routes!(admin::campaigns::warm_up))
         .routes(routes!(admin::imports::import))

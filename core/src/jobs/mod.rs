@@ -9,6 +9,7 @@ pub mod maintenance;
 pub mod outbox_relay;
 pub mod refresher;
 mod replicas;
+pub mod webhooks;
 
 use std::time::Duration;
 

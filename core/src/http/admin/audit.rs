@@ -14,7 +14,7 @@ use crate::http::paging::page_size;
 use crate::http::state::AppState;
 use crate::store::sql::AuditEntry;
 
-/// A change of a campaign or of a claim.
+/// A change of a campaign, of a claim or of a webhook.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct AuditItem {
     /// Its place in the audit of all campaigns: rises with each change, by one or more.
@@ -23,20 +23,23 @@ pub struct AuditItem {
     pub at: Timestamp,
     /// The name of the admin's or back end's token; `admin` for the one without a name.
     pub who: String,
-    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`; of a claim `confirm` or `return`.
+    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`; of a claim `confirm` or `return`; of a webhook
+    /// `webhook_create`, `webhook_delete`, `webhook_enable`, `webhook_disable` or `webhook_rotate_secret`.
     pub what: String,
-    /// The campaign that was changed, or whose claim was.
-    #[schema(value_type = String)]
-    pub campaign_id: CampaignId,
+    /// The campaign that was changed, or whose claim or webhook was; `null` for a webhook of all campaigns.
+    #[schema(value_type = Option<String>)]
+    pub campaign_id: Option<CampaignId>,
     /// The claim that was confirmed or returned; `null` when the campaign was changed.
     #[schema(value_type = Option<String>)]
     pub claim_id: Option<ClaimId>,
-    /// The version of the campaign that the change made; `null` for a claim.
+    /// The webhook that was changed; `null` for all else.
+    pub webhook_id: Option<String>,
+    /// The version of the campaign that the change made; `null` for all else.
     pub version: Option<u64>,
-    /// The rules before it, or the claim's `status`; `null` when the campaign was created.
+    /// The rules before it, the claim's `status`, or the webhook; `null` when it was created.
     #[schema(value_type = Option<Object>)]
     pub before: Option<Value>,
-    /// The rules after it, or the claim's `status`.
+    /// The same after it.
     #[schema(value_type = Object)]
     pub after: Value,
 }
@@ -50,6 +53,7 @@ impl From<AuditEntry> for AuditItem {
             what: entry.what,
             campaign_id: entry.campaign_id,
             claim_id: entry.claim_id,
+            webhook_id: entry.webhook_id,
             version: entry.version.map(Version::get),
             before: entry.before,
             after: entry.after,

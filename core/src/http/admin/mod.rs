@@ -8,3 +8,4 @@ pub mod feed;
 pub mod imports;
 pub mod reconciliation;
 pub mod replication;
+pub mod webhooks;

@@ -20,21 +20,24 @@ use crate::step;
 pub struct AuditEntry {
     /// Its place among all entries, from 1. Some numbers may be no entry's.
     pub number: u64,
-    /// The campaign that was changed, or whose claim was.
-    pub campaign_id: CampaignId,
+    /// The campaign that was changed, or whose claim or webhook was; `None` for a webhook of all campaigns.
+    pub campaign_id: Option<CampaignId>,
     /// The claim that was confirmed or returned; `None` when the campaign was changed.
     pub claim_id: Option<ClaimId>,
-    /// The version of the campaign that the change made; `None` for a claim.
+    /// The webhook that was changed; `None` for all else.
+    pub webhook_id: Option<String>,
+    /// The version of the campaign that the change made; `None` for all else.
     pub version: Option<Version>,
     /// When.
     pub at: Timestamp,
     /// The caller's name.
     pub who: String,
-    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`; of a claim `confirm` or `return`.
+    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`; of a claim `confirm` or `return`; of a webhook
+    /// `webhook_create`, `webhook_delete`, `webhook_enable`, `webhook_disable` or `webhook_rotate_secret`.
     pub what: String,
-    /// The rules before it, or the claim's status; `None` when the campaign was created.
+    /// The rules before it, the claim's status, or the webhook; `None` when it was created.
     pub before: Option<Value>,
-    /// The rules after it, or the claim's status.
+    /// The same after it.
     pub after: Value,
 }
 
@@ -175,7 +178,9 @@ impl SqlStore {
         };
         let campaigns = rows("audit").await?;
         let claims = rows("claim_audit").await?;
-        let entries = campaigns.iter().map(of_campaign).chain(claims.iter().map(of_claim));
+        let webhooks = rows("webhook_audit").await?;
+        let entries = campaigns.iter().map(of_campaign);
+        let entries = entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook));
         let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
         entries.sort_unstable_by_key(|entry| entry.number);
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -227,7 +232,8 @@ fn of_campaign(row: &AnyRow) -> Result<AuditEntry, SqlError> {
 fn of_claim(row: &AnyRow) -> Result<AuditEntry, SqlError> {
     let entry = of_either(row)?;
     let (user, digest): (String, String) = (row.try_get("user_id")?, row.try_get("digest")?);
-    let id = format!("{}.{user}.{digest}", entry.campaign_id);
+    let campaign: String = row.try_get("campaign_id")?;
+    let id = format!("{campaign}.{user}.{digest}");
     let status = |column| Ok::<_, SqlError>(json!({ "status": row.try_get::<String, _>(column)? }));
     Ok(AuditEntry {
         claim_id: Some(id.parse().map_err(unreadable)?),
@@ -237,12 +243,24 @@ fn of_claim(row: &AnyRow) -> Result<AuditEntry, SqlError> {
     })
 }
 
-/// What both tables have.
+fn of_webhook(row: &AnyRow) -> Result<AuditEntry, SqlError> {
+    let state = |text: String| serde_json::from_str(&text).map_err(unreadable);
+    Ok(AuditEntry {
+        webhook_id: Some(row.try_get("webhook_id")?),
+        before: row.try_get::<Option<String>, _>("before")?.map(state).transpose()?,
+        after: state(row.try_get("after")?)?,
+        ..of_either(row)?
+    })
+}
+
+/// What all three tables have.
 fn of_either(row: &AnyRow) -> Result<AuditEntry, SqlError> {
+    let campaign: Option<String> = row.try_get("campaign_id")?;
     Ok(AuditEntry {
         number: unsigned(row.try_get("number")?)?,
-        campaign_id: row.try_get::<String, _>("campaign_id")?.try_into().map_err(unreadable)?,
+        campaign_id: campaign.map(CampaignId::try_from).transpose().map_err(unreadable)?,
         claim_id: None,
+        webhook_id: None,
         version: None,
         at: Timestamp::from_ms(row.try_get("at")?).map_err(unreadable)?,
         who: row.try_get("who")?,

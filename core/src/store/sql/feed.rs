@@ -108,6 +108,18 @@ impl FromStr for FeedCursor {
     }
 }
 
+impl FeedCursor {
+    /// Before everything in a feed.
+    pub(super) fn begin(feed_id: String) -> Self {
+        Self { feed_id, number: 0, claim: None }
+    }
+
+    /// Behind `claim`, `user.digest`, in the row `number`.
+    pub(super) fn behind(feed_id: String, number: u64, claim: String) -> Self {
+        Self { feed_id, number, claim: Some(claim) }
+    }
+}
+
 impl FeedRow {
     /// As [`AFTER`] returns it.
     fn read(row: &AnyRow) -> Result<Self, SqlError> {
@@ -158,7 +170,7 @@ impl SqlStore {
         let place = sqlx::query(PLACE).bind(big(number)).fetch_one(&self.pool).await;
         let place = step::after(place)?;
         let (feed_id, last) = (place.try_get("feed_id")?, unsigned(place.try_get("last_number")?)?);
-        let begin = FeedCursor { feed_id, number: 0, claim: None };
+        let begin = FeedCursor::begin(feed_id);
         let mut rows = VecDeque::new();
         if let Some(FeedCursor { feed_id, claim: Some(claim), .. }) = after {
             let is_ours = *feed_id == begin.feed_id && place.try_get::<Option<i64>, _>("number")?.is_some();

@@ -34,6 +34,7 @@ pub mod statements;
 mod transition;
 mod unreadable;
 mod user_claims;
+mod webhooks;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +57,7 @@ pub use replication::By;
 pub use serving::ServedBy;
 pub use transition::Transitioned;
 pub use user_claims::{UserClaimCursor, place};
+pub use webhooks::Progress;
 
 /// Connections kept; the admin calls, look-ups and loads share them. The relay has as many of its own.
 const CONNECTIONS_MAX: u32 = 8;
@@ -233,7 +235,8 @@ const SERVER_RUN: &str = "SELECT CAST(EXTRACT(EPOCH FROM pg_postmaster_start_tim
 const SERVER_SETTINGS: &str = "SELECT set_config(name, wanted.value, false) FROM (VALUES \
     ('statement_timeout', '60s'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '5s'), \
     ('client_connection_check_interval', '1s'), ('tcp_user_timeout', '10s'), ('tcp_keepalives_idle', '5'), \
-    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('enable_sort', 'off')) AS wanted (parameter, value) \
+    ('tcp_keepalives_interval', '2'), ('tcp_keepalives_count', '3'), ('enable_sort', 'off'), \
+    ('default_transaction_isolation', 'read committed')) AS wanted (parameter, value) \
     JOIN pg_settings ON name = parameter";
 
 /// A statement that may undo itself keeps the pages it changes in a temporary file, unless told to keep them in memory. And

@@ -1,0 +1,216 @@
+//! Sends one event to one receiver: signed by Standard Webhooks, over a connection to the very address that was checked.
+//!
+//! No proxy, no redirect, no connection kept: what the operator's list allows is all that core reaches.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::header::{CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
+use axum::http::{HeaderValue, Method, Request, StatusCode};
+use bytes::Bytes;
+use claimgate_shared::Timestamp;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls_native_certs::load_native_certs;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::domain::webhook::{Webhook, WebhookEvent};
+use crate::webhook_hosts::{Receiver, WebhookHosts};
+
+/// The longest that one try may take, from the resolver's answer to the end of the receiver's.
+pub const TRY_MAX: Duration = Duration::from_secs(10);
+/// As much of an answer is read, and thrown away.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// How a try went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sent {
+    /// The receiver has taken the event.
+    Delivered,
+    /// It has not, or that is unknown; and when it wants to be asked again, if it says so.
+    Failed(String, Option<Duration>),
+    /// It wants no more events, ever: 410.
+    Gone,
+}
+
+/// Sends events to the receivers that are listed.
+#[derive(Clone, Default)]
+pub struct WebhookSender {
+    hosts: WebhookHosts,
+    tls: Option<TlsConnector>,
+}
+
+impl std::fmt::Debug for WebhookSender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WebhookSender").field("hosts", &self.hosts).finish_non_exhaustive()
+    }
+}
+
+impl WebhookSender {
+    /// Sends to `hosts`, and trusts this machine's certificate authorities, or those in the file that `SSL_CERT_FILE` names.
+    ///
+    /// # Errors
+    /// When TLS cannot be set up.
+    pub fn new(hosts: WebhookHosts) -> Result<Self, String> {
+        if hosts.is_empty() {
+            return Ok(Self::default());
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(load_native_certs().certs);
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self { hosts, tls: Some(TlsConnector::from(Arc::new(config))) })
+    }
+
+    /// Whether there may be webhooks at all.
+    pub fn is_on(&self) -> bool {
+        !self.hosts.is_empty()
+    }
+
+    /// Checks the address of a webhook that is to be made: listed, and of its addresses one that may be called.
+    ///
+    /// # Errors
+    /// Why it may not be called.
+    pub async fn check(&self, url: &str) -> Result<(), String> {
+        let receiver = Receiver::parse(url)?;
+        self.hosts.check(&receiver)?;
+        match timeout(TRY_MAX / 10, self.resolve(&receiver)).await {
+            Ok(Err(Unreachable::Private)) => Err(Unreachable::Private.to_string()),
+            // A name that leads nowhere yet may do so once there is something to send.
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends `event` to `webhook` at `now`, once.
+    pub async fn send(&self, webhook: &Webhook, event: &WebhookEvent, now: Timestamp) -> Sent {
+        match timeout(TRY_MAX, self.try_send(webhook, event, now)).await {
+            Ok(Ok(sent)) => sent,
+            Ok(Err(error)) => Sent::Failed(error.to_string(), None),
+            Err(_) => Sent::Failed(format!("no answer within {} s", TRY_MAX.as_secs()), None),
+        }
+    }
+
+    async fn try_send(
+        &self,
+        webhook: &Webhook,
+        event: &WebhookEvent,
+        now: Timestamp,
+    ) -> Result<Sent, Unreachable> {
+        let receiver = Receiver::parse(&webhook.url).map_err(Unreachable::other)?;
+        self.hosts.check(&receiver).map_err(Unreachable::other)?;
+        let request = request(&receiver, webhook, event, now)?;
+        let stream = TcpStream::connect(self.resolve(&receiver).await?).await?;
+        // Nothing follows the request that could be sent along with it.
+        stream.set_nodelay(true)?;
+        let tls = self.tls.as_ref().filter(|_| !receiver.is_plain);
+        let response = match tls {
+            Some(tls) => {
+                let name = ServerName::try_from(receiver.name()).map_err(Unreachable::other)?;
+                exchange(tls.connect(name, stream).await?, request).await?
+            }
+            None => exchange(stream, request).await?,
+        };
+        Ok(judge(&response))
+    }
+
+    async fn resolve(&self, receiver: &Receiver) -> Result<std::net::SocketAddr, Unreachable> {
+        let addresses: Vec<_> = lookup_host((receiver.name(), receiver.port)).await?.collect();
+        if addresses.is_empty() {
+            return Err(Unreachable::other("its name has no address"));
+        }
+        self.hosts.choose(addresses).ok_or(Unreachable::Private)
+    }
+}
+
+/// Why a receiver gave no answer.
+#[derive(Debug, thiserror::Error)]
+enum Unreachable {
+    #[error("its name leads to a private address, which is not in CLAIMGATE_WEBHOOK_HOSTS itself")]
+    Private,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Unreachable {
+    #[allow(clippy::needless_pass_by_value)] // as map_err calls it
+    fn other(why: impl ToString) -> Self {
+        Self::Other(why.to_string())
+    }
+}
+
+fn request(
+    receiver: &Receiver,
+    webhook: &Webhook,
+    event: &WebhookEvent,
+    now: Timestamp,
+) -> Result<Request<Full<Bytes>>, Unreachable> {
+    let seconds = now.as_ms() / 1000;
+    let signatures = webhook.secrets(now).map(|secret| {
+        let signer = standardwebhooks::Webhook::new(secret).map_err(Unreachable::other)?;
+        signer.sign(&event.id, seconds, event.body.as_bytes()).map_err(Unreachable::other)
+    });
+    let signatures = signatures.collect::<Result<Vec<_>, _>>()?.join(" ");
+    let url = &receiver.url;
+    let path = url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
+    let host = url.port().map_or_else(
+        || url.host_str().map(str::to_owned),
+        |port| Some(format!("{}:{port}", url.host_str()?)),
+    );
+    Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header(HOST, host.unwrap_or_default())
+        .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+        .header(USER_AGENT, concat!("claimgate/", env!("CARGO_PKG_VERSION")))
+        .header("webhook-id", &event.id)
+        .header("webhook-timestamp", seconds)
+        .header("webhook-signature", signatures)
+        .body(Full::new(Bytes::copy_from_slice(event.body.as_bytes())))
+        .map_err(Unreachable::other)
+}
+
+/// Sends `request` and returns the head of the answer, once its body was read as far as it is looked at.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> Result<axum::http::response::Parts, Unreachable> {
+    let (mut sender, connection) = http1::handshake::<_, Full<Bytes>>(TokioIo::new(stream)).await?;
+    let ask = async {
+        let (head, body): (_, Incoming) = sender.send_request(request).await?.into_parts();
+        // Longer answers are cut off: the status has told all.
+        let _ = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        Ok(head)
+    };
+    // The connection ends with the answer, or with the limit of the try.
+    tokio::select! {
+        answer = ask => answer,
+        ended = connection => Err(ended.err().map_or_else(|| Unreachable::other("the connection was closed"), Unreachable::from)),
+    }
+}
+
+fn judge(answer: &axum::http::response::Parts) -> Sent {
+    match answer.status {
+        StatusCode::GONE => Sent::Gone,
+        status if status.is_success() => Sent::Delivered,
+        status => {
+            let after = answer.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+            Sent::Failed(format!("status {}", status.as_u16()), after.map(Duration::from_secs))
+        }
+    }
+}
