@@ -85,7 +85,7 @@ impl WebhookHosts {
     }
 
     /// Of the addresses that a receiver's name leads to, the first that may be called: a private one only where it is listed
-    /// itself. All of them are looked at by whoever connects, at each connection: a name may lead elsewhere by then.
+    /// itself. To be asked at each connection: a name may lead elsewhere by then.
     pub fn choose(&self, addresses: impl IntoIterator<Item = SocketAddr>) -> Option<SocketAddr> {
         addresses.into_iter().find(|address| !is_private(address.ip()) || self.lists(address.ip()))
     }

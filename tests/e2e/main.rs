@@ -47,4 +47,5 @@ mod traces;
 mod up_cluster;
 mod user_claims;
 mod watching;
+mod webhook_receivers;
 mod webhooks;

@@ -28,7 +28,7 @@ const LEASE: Duration = Duration::from_secs(30);
 /// Events of one receiver that are sent at once.
 const AT_ONCE: u32 = 16;
 /// With so many events waiting, the feed is not read on: the receiver takes none.
-const WAITING_MAX: u32 = 256;
+const UNTAKEN_MAX: u32 = 256;
 /// The most that is left of a lease when core stops to give it back.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
@@ -105,12 +105,12 @@ impl Webhooks {
             let Some(webhook) = sql.hold_webhook(id, &self.holder, now, later(now, LEASE)).await? else {
                 return Ok(());
             };
-            let waiting = sql.waiting_events(id, 0, WAITING_MAX, false).await?;
+            let waiting = sql.waiting_events(id, 0, UNTAKEN_MAX, false).await?;
             if !self.retry_due(&webhook, &waiting).await? {
                 return Ok(());
             }
             let page = self.next_page(&webhook).await?;
-            let is_full = waiting.len() >= WAITING_MAX as usize;
+            let is_full = waiting.len() >= UNTAKEN_MAX as usize;
             if page.items.is_empty() || is_full {
                 let next = waiting.iter().map(|event| event.next_at.as_ms() - clock::now().as_ms()).min();
                 let next =

@@ -1,6 +1,6 @@
 //! Webhooks, and the events that they did not take yet.
 //!
-//! `holder` and `held_until` are a lease: whoever holds it delivers, and its writes count only while it does.
+//! `holder` and `held_until` are a lease: its holder delivers, and writes only while it is the holder.
 
 use claimgate_shared::{CampaignId, Timestamp};
 use serde_json::{Value, json};
