@@ -46,3 +46,4 @@ mod torn;
 mod unreadable;
 mod user_claims;
 mod vanished;
+mod webhooks;
