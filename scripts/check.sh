@@ -20,6 +20,14 @@ biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check
 
+say alarms
+if has promtool; then
+    promtool check rules ops/prometheus/claimgate.rules.yml
+    promtool test rules ops/prometheus/claimgate.test.yml
+else
+    echo "promtool is not installed: the alarms' rules were NOT checked."
+fi
+
 say documents
 scripts/check-docs.mjs
 scripts/check-words.sh

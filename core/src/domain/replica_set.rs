@@ -103,6 +103,17 @@ impl Replication {
         if set.members.len() < self.replicas_min as usize { Err(NotInSet::TooFew) } else { Ok(set) }
     }
 
+    /// How many replicas are missing that must have what is acknowledged, by what the `primaries` say that answer.
+    pub fn missing(&self, primaries: &[PrimaryView]) -> u32 {
+        let of = |set: &ReplicaSet| {
+            let view = primaries.iter().find(|view| view.primary == set.primary);
+            let there =
+                view.map_or(0, |view| keeping_up(view).filter(|name| set.members.contains(*name)).count());
+            self.replicas_min.saturating_sub(u32::try_from(there).unwrap_or(u32::MAX))
+        };
+        self.sets.iter().map(of).sum()
+    }
+
     /// What is to be changed after looks at all `primaries` that there are; nothing for one that may not be believed.
     pub fn changes(&self, primaries: &[PrimaryView]) -> Vec<SetChange> {
         primaries.iter().filter_map(|view| self.change(view, primaries)).collect()
@@ -254,6 +265,18 @@ mod tests {
         assert_eq!(next(set("a", &["b", "c"], &[]), &promoted), adopted);
         assert_eq!(next(set("a", &["c"], &["b"]), &promoted), None, "it only began to join");
         assert_eq!(next(set("a", &["c"], &[]), &promoted), None);
+    }
+
+    #[test]
+    fn replicas_that_do_not_keep_up_or_whose_primary_is_silent_are_missing() {
+        let replication =
+            Replication { replicas_min: 1, sets: vec![set("a", &["b", "c"], &[]), set("d", &["e"], &[])] };
+        let both = [view("a", &[("b", true), ("c", false)]), view("d", &[("e", true)])];
+        assert_eq!(replication.missing(&both), 0, "one of two is enough");
+        assert_eq!(replication.missing(&[view("a", &[("b", false), ("x", true)]), both[1].clone()]), 1);
+        assert_eq!(replication.missing(&both[..1]), 1, "a primary that does not answer");
+        assert_eq!(replication.missing(&[]), 2);
+        assert_eq!(Replication::default().missing(&both), 0);
     }
 
     #[test]

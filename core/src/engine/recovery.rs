@@ -250,6 +250,7 @@ impl Recovery {
     ) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
         let Some(drawn) = self.sync.sql.draw_token(&handle.campaign().id).await? else { return Ok(None) };
         handle.mark_not_ready(NotReadyReason::Suspended);
+        metrics::suspended();
         match self
             .sync
             .redis

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::{Engine, EngineError};
 use crate::clock;
 use crate::domain::replica_set::{NotInSet, PrimaryView, ReplicaSet, Replication, SetChange};
+use crate::metrics;
 use crate::store::sql::By;
 
 /// What is asked of replicas, and how they are.
@@ -87,12 +88,17 @@ impl Engine {
     /// # Errors
     /// When a store does not answer: what was read last stays in force.
     pub async fn keep_replicas(&self) -> Result<Vec<(String, NotInSet)>, EngineError> {
-        let Some(replication) = self.read_replication().await? else { return Ok(vec![]) };
-        if replication.replicas_min == 0 {
-            return Ok(vec![]);
+        let read = self.read_replication().await;
+        // While SQL is away, what was read last is what is asked.
+        let asked = self.sync.redis.required().now();
+        if asked.replicas_min == 0 {
+            metrics::replicas_missing(0);
+            return read.map(|_| vec![]);
         }
-        let primaries = self.sync.redis.primaries().await?;
-        let mut replication = replication;
+        let primaries = self.sync.redis.primaries().await;
+        metrics::replicas_missing(asked.missing(primaries.as_deref().unwrap_or_default()));
+        let (read, primaries) = (read?, primaries?);
+        let Some(mut replication) = read else { return Ok(vec![]) };
         let changes = replication.changes(&primaries);
         for change in &changes {
             let by = By { who: "core", at: clock::now() };

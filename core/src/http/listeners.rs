@@ -49,7 +49,7 @@ fn limited_to(permits: Arc<Semaphore>, routes: Router<AppState>, state: &AppStat
 /// What both listeners share. The health checks stand outside the limit on concurrency: a busy core is alive.
 fn common(routes: Router<AppState>, state: AppState) -> Router {
     routes
-        .route("/livez", get(|| async { "alive\n" }))
+        .route("/livez", get(|| async { concat!("alive ", env!("CARGO_PKG_VERSION"), "\n") }))
         .route("/readyz", get(ready))
         .fallback(not_found)
         .layer(from_fn(finish))

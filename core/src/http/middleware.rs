@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::ApiError;
 use super::state::AppState;
+use crate::metrics;
 use crate::traces::{self, Trace};
 
 /// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
@@ -70,6 +71,9 @@ impl Exchange {
     pub fn end<B: From<Vec<u8>>>(self, mut response: Response<B>) -> Response<B> {
         let Self { id, line, trace } = self;
         if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+            if problem.code.status() == 503 {
+                metrics::unavailable(problem.code.as_str());
+            }
             write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
         }
         if let Some((started, method, path)) = line {

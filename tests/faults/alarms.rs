@@ -1,0 +1,203 @@
+//! Alarms fire: a real Prometheus with the rules as they are shipped watches a real core while a real fault happens. Only the
+//! times that a rule waits for are shortened.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use reqwest::Method;
+use serde_json::json;
+use support::client::{Client, client};
+use support::inspect::key;
+use support::postgres::Postgres;
+use support::process::{Process, Signal, command, free_address, signal_pid};
+use support::redis_server::Kind;
+use support::sentinel::SentinelSet;
+use support::topology::OWN;
+use support::wait::holds;
+use support::{Core, CoreOptions, SOON, eventually, heavy, only_on};
+use tempfile::TempDir;
+
+use crate::replicas::{has_members, waiting_for_one};
+use crate::tally::Row;
+
+const RULES: &str = include_str!("../../ops/prometheus/claimgate.rules.yml");
+
+/// A Prometheus that looks at one core each half second.
+struct Watch {
+    url: String,
+    client: Client,
+    _process: Process,
+    _directory: TempDir,
+}
+
+fn program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
+}
+
+/// The rules with their waits shortened.
+fn impatient() -> String {
+    let lines = RULES
+        .lines()
+        .map(|line| if line.trim_start().starts_with("for: ") { "        for: 1s" } else { line });
+    let text = lines.collect::<Vec<_>>().join("\n");
+    // A minute is long for a test; what the age is compared with is tested by promtool.
+    text.replace("claimgate_outbox_lag_seconds > 60", "claimgate_outbox_lag_seconds > 2")
+}
+
+impl Watch {
+    async fn on(core: &Core) -> Result<Self, String> {
+        let prometheus = program("prometheus").ok_or("there is no prometheus")?;
+        let directory = tempfile::Builder::new().prefix("cgp-").tempdir().unwrap();
+        let file = |name: &str| directory.path().join(name);
+        fs::write(file("rules.yml"), impatient()).unwrap();
+        let config = format!(
+            "global: {{ scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms }}\n\
+             rule_files: [rules.yml]\n\
+             scrape_configs:\n  - job_name: claimgate\n    static_configs: [{{ targets: ['{}'] }}]\n",
+            core.admin_listen()
+        );
+        fs::write(file("prometheus.yml"), config).unwrap();
+        let process = start(&prometheus, directory.path());
+        let (process, address) = process;
+        let watch = Self {
+            url: format!("http://{address}/api/v1/alerts"),
+            client: client(),
+            _process: process,
+            _directory: directory,
+        };
+        // Once it has seen the core, a counter's rise is one.
+        eventually(SOON, || async {
+            let up = format!("http://{address}/api/v1/query?query=claimgate_build_info");
+            let reply = watch.client.try_get(&up, "").await.map_err(|error| error.to_string())?;
+            let seen = reply.json()["data"]["result"].as_array().is_some_and(|result| !result.is_empty());
+            holds(seen, || reply.text())
+        })
+        .await;
+        Ok(watch)
+    }
+
+    /// The names of the alarms that fire.
+    async fn firing(&self) -> Vec<String> {
+        let reply = self.client.try_get(&self.url, "").await.expect("prometheus answers").json();
+        let alerts = reply["data"]["alerts"].as_array().cloned().unwrap_or_default();
+        let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
+        firing.map(|alert| alert["labels"]["alertname"].as_str().unwrap().to_owned()).collect()
+    }
+
+    async fn fires(&self, alarm: &str) {
+        eventually(3 * SOON, || async {
+            let firing = self.firing().await;
+            holds(firing.iter().any(|name| name == alarm), || format!("{alarm} is not among {firing:?}"))
+        })
+        .await;
+    }
+
+    async fn is_silent(&self, alarm: &str) {
+        eventually(3 * SOON, || async {
+            let firing = self.firing().await;
+            holds(!firing.iter().any(|name| name == alarm), || format!("{alarm} still fires"))
+        })
+        .await;
+    }
+}
+
+fn start(prometheus: &Path, directory: &Path) -> (Process, std::net::SocketAddr) {
+    let address = free_address();
+    let log = fs::File::create(directory.join("log")).unwrap();
+    let mut command = command(prometheus);
+    command
+        .arg(format!("--config.file={}", directory.join("prometheus.yml").display()))
+        .arg(format!("--storage.tsdb.path={}", directory.join("data").display()))
+        .arg(format!("--web.listen-address={address}"))
+        .stdout(Stdio::from(log.try_clone().unwrap()))
+        .stderr(Stdio::from(log));
+    (Process::start(command), address)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_core_with_a_database_of_its_own() {
+    only_on!(OWN, "it stops servers of its own");
+    let row = Row::begin("alarms: Redis, SQL, the outbox, webhooks, the core itself");
+    let _turn = heavy().await;
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let nowhere = free_address();
+    let options = CoreOptions::default()
+        .with("CLAIMGATE_DATABASE_URL", postgres.database("claimgate").await)
+        .with("CLAIMGATE_WEBHOOK_HOSTS", format!("http://{nowhere}"))
+        .with("CLAIMGATE_WEBHOOK_RETRY_S", "1");
+    let mut core = options.start().await;
+    let watch = match Watch::on(&core).await {
+        Ok(watch) => watch,
+        Err(why) => return row.skip(&why),
+    };
+    core.create("demo", json!({"total": 1000})).await;
+    assert_eq!(watch.firing().await, [""; 0], "nothing is wrong yet");
+
+    let body = json!({"url": format!("http://{nowhere}/")});
+    core.admin(Method::POST, "/admin/v1/webhooks", &body).await.expect(201);
+    for user in ["a", "b", "c", "d", "e"] {
+        core.claim("demo", user, "k").await.expect(201);
+    }
+    watch.fires("ClaimgateWebhookEventsParked").await;
+    watch.fires("ClaimgateWebhookDisabled").await;
+
+    row.fault();
+    let redis = core.redis().await;
+    redis.query::<String>(&["XADD", &key("demo", "outbox"), "*", "head", "none"]).await;
+    core.claim("demo", "f", "k").await.expect(201);
+    watch.fires("ClaimgateDeadLetters").await;
+
+    row.fault();
+    let server = core.redis_pid().await;
+    signal_pid(server, Signal::STOP);
+    watch.fires("ClaimgateRedisDown").await;
+    signal_pid(server, Signal::CONT);
+    watch.is_silent("ClaimgateRedisDown").await;
+
+    row.fault();
+    postgres.freeze();
+    core.claim("demo", "g", "k").await.expect(201);
+    watch.fires("ClaimgateSqlDown").await;
+    watch.fires("ClaimgateOutboxLags").await;
+    postgres.thaw();
+    watch.is_silent("ClaimgateSqlDown").await;
+    watch.is_silent("ClaimgateOutboxLags").await;
+
+    row.fault();
+    core.kill();
+    watch.fires("ClaimgateCoreDown").await;
+    row.passed(7, "each fired, and those whose fault went away fell silent");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_replicas_that_are_missing() {
+    only_on!(OWN, "it brings its own servers");
+    let row = Row::begin("alarms: replicas");
+    let _turn = heavy().await;
+    let set = SentinelSet::start(Kind::asked()).await;
+    let core = waiting_for_one(set.url()).start().await;
+    has_members(&core, 2).await;
+    let watch = match Watch::on(&core).await {
+        Ok(watch) => watch,
+        Err(why) => return row.skip(&why),
+    };
+    core.create("demo", json!({"total": 1000})).await;
+    assert_eq!(watch.firing().await, [""; 0], "nothing is wrong yet");
+    row.fault();
+    for replica in [1, 2] {
+        signal_pid(set.servers[replica].pid(), Signal::STOP);
+    }
+    // What they do not get is not acknowledged.
+    core.claim("demo", "a", "k").await.expect(503);
+    watch.fires("ClaimgateReplicasMissing").await;
+    for replica in [1, 2] {
+        signal_pid(set.servers[replica].pid(), Signal::CONT);
+    }
+    watch.is_silent("ClaimgateReplicasMissing").await;
+    row.passed(1, "it fired, and fell silent");
+}
