@@ -71,7 +71,8 @@ impl Watch {
         eventually(SOON, || async {
             let up = format!("http://{address}/api/v1/query?query=claimgate_build_info");
             let reply = watch.client.try_get(&up, "").await.map_err(|error| error.to_string())?;
-            let seen = reply.json()["data"]["result"].as_array().is_some_and(|result| !result.is_empty());
+            let seen = reply.status == 200
+                && reply.json()["data"]["result"].as_array().is_some_and(|result| !result.is_empty());
             holds(seen, || reply.text())
         })
         .await;
@@ -152,6 +153,18 @@ async fn of_a_core_with_a_database_of_its_own() {
     core.claim("demo", "f", "k").await.expect(201);
     watch.fires("ClaimgateDeadLetters").await;
 
+    for _ in 0..2 {
+        row.fault();
+        let before = core.redis_pid().await;
+        signal_pid(before, Signal::KILL);
+        eventually(SOON, || async {
+            let now = core.redis().await.try_query::<String>(&["PING"]).await;
+            holds(now.is_ok() && core.redis_pid().await != before, || format!("{now:?}"))
+        })
+        .await;
+    }
+    watch.fires("ClaimgateRedisRestarts").await;
+
     row.fault();
     let server = core.redis_pid().await;
     signal_pid(server, Signal::STOP);
@@ -171,13 +184,13 @@ async fn of_a_core_with_a_database_of_its_own() {
     row.fault();
     core.kill();
     watch.fires("ClaimgateCoreDown").await;
-    row.passed(7, "each fired, and those whose fault went away fell silent");
+    row.passed(8, "each fired, and those whose fault went away fell silent");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_replicas_that_are_missing() {
+async fn of_replicas_that_are_missing_and_memory_that_is_full() {
     only_on!(OWN, "it brings its own servers");
-    let row = Row::begin("alarms: replicas");
+    let row = Row::begin("alarms: replicas, and memory");
     let _turn = heavy().await;
     let set = SentinelSet::start(Kind::asked()).await;
     let core = waiting_for_one(set.url()).start().await;
@@ -199,5 +212,14 @@ async fn of_replicas_that_are_missing() {
         signal_pid(set.servers[replica].pid(), Signal::CONT);
     }
     watch.is_silent("ClaimgateReplicasMissing").await;
-    row.passed(1, "it fired, and fell silent");
+
+    row.fault();
+    set.view(0).await.query::<String>(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
+    eventually(SOON, || async {
+        let reply = core.claim("demo", "b", "k").await;
+        holds(reply.status == 503, || reply.text())
+    })
+    .await;
+    watch.fires("ClaimgateOutOfMemory").await;
+    row.passed(2, "both fired, and the first fell silent");
 }
