@@ -3,6 +3,7 @@
 mod addition;
 mod audit;
 mod call_args;
+mod capacity;
 mod changes;
 mod claims;
 mod client;
@@ -28,6 +29,7 @@ use crate::data_dir;
 use crate::engine::serving::ServingError;
 use crate::server::serve;
 use audit::AuditArgs;
+use capacity::CapacityArgs;
 use changes::ChangesArgs;
 use claims::ClaimsArgs;
 use client::CallError;
@@ -77,6 +79,8 @@ enum Command {
     /// Tell what is wrong or risky with this set-up
     #[command(after_help = "Exit status: 0 when all guarantees hold, warnings or not; 1 when one does not.")]
     Doctor(Box<DoctorArgs>),
+    /// Tell what an installation needs for so many users and claims a second
+    Capacity(CapacityArgs),
     /// Storm a scratch campaign of a running installation, then prove that nothing went wrong
     Drill(Box<DrillArgs>),
     /// Remove another register's campaign from this Redis, once its claims are written to a file
@@ -112,6 +116,7 @@ impl Cli {
             Command::Doctor(args) => judge(runtime.block_on(args.run())),
             Command::Drill(args) => judge(runtime.block_on(args.run())),
             Command::DropForeign(args) => finish(runtime.block_on(args.run())),
+            Command::Capacity(args) => finish(args.run()),
             Command::Token(args) => finish(args.run()),
         }
     }

@@ -187,6 +187,28 @@ pub fn webhook(webhook: &Value) -> String {
     pairs(&rows)
 }
 
+pub fn capacity(plan: &Value) -> String {
+    let number = |name: &str| word(&plan[name]);
+    let mut text = pairs(&[
+        ("Redis primaries", number("redis_primaries")),
+        ("Redis replicas, in all", number("redis_replicas")),
+        ("  maxmemory of each, MiB", number("redis_maxmemory_mib")),
+        ("  memory of its machine, MiB", number("redis_machine_mib")),
+        ("  processors at the peak", number("redis_processors")),
+        ("cores", number("cores")),
+        ("  processors of each", number("core_processors")),
+        ("workerd edges, if not on Cloudflare", number("edges")),
+        ("rows in SQL", number("sql_rows")),
+        ("  MiB of them", number("sql_mib")),
+        ("  s until SQL has all", number("sql_behind_s")),
+    ]);
+    for warning in plan["warnings"].as_array().into_iter().flatten() {
+        text.push_str("\nwarning: ");
+        text.push_str(&word(warning));
+    }
+    text + "\nWhat this reckons with, and what it assumes: docs/capacity.md"
+}
+
 pub fn tested(tested: &Value) -> String {
     pairs(&[("test event", or(&tested["error"], "taken"))])
 }
