@@ -10,6 +10,7 @@ mod audit;
 mod bad_calls;
 mod bad_campaigns;
 mod bad_input;
+mod capacity;
 mod changes;
 mod claim_audit;
 mod claim_batches;

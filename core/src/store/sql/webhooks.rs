@@ -10,7 +10,7 @@ use sqlx::any::AnyRow;
 use super::audit::draw_number;
 use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
-use super::{By, FeedCursor, SqlError, SqlStore};
+use super::{By, FeedCursor, SqlError, SqlStore, statements};
 use crate::domain::webhook::{OLD_SECRET_FOR, WaitingEvent, Webhook, WebhookEvent};
 use crate::step;
 
@@ -23,10 +23,6 @@ const SELECT: &str = "SELECT id, url, campaign_id, secret, old_secret, old_secre
 /// The feed's end, and the row there.
 const END: &str =
     "SELECT feed_id, number, campaign_id, claims FROM feed_position LEFT JOIN feed ON number = last_number";
-
-/// The last claim of a campaign, in the order in which the feed tells a whole one.
-const LAST_CLAIM: &str =
-    "SELECT user_id, digest FROM claims WHERE campaign_id = $1 ORDER BY user_id DESC, digest DESC LIMIT 1";
 
 /// What was done for a webhook in one round, for [`SqlStore::advance_webhook`].
 #[derive(Debug)]
@@ -67,7 +63,10 @@ impl SqlStore {
             claims.rsplit(' ').next().map(str::to_owned)
         } else {
             let campaign: String = row.try_get("campaign_id")?;
-            let last = sqlx::query(LAST_CLAIM).bind(campaign).fetch_optional(&self.pool).await?;
+            let last = sqlx::query(statements::FEED_LAST_OF_CAMPAIGN)
+                .bind(campaign)
+                .fetch_optional(&self.pool)
+                .await?;
             let text = |row: AnyRow| {
                 Ok::<_, SqlError>(format!(
                     "{}.{}",
