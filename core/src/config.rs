@@ -83,7 +83,7 @@ pub struct ServeArgs {
     /// A Redis of your own: redis://, rediss:// or unix:// for one primary,
     /// redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[?db=N] or rediss+sentinel:// for the one that
     /// Sentinel names, redis+cluster://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…] or rediss+cluster:// for those of a cluster;
-    /// without it core runs one itself
+    /// without it core runs one itself. Or a file that holds it, named by `CLAIMGATE_REDIS_URL_FILE`
     #[arg(long, env = "CLAIMGATE_REDIS_URL", value_name = "URL", hide_env_values = true)]
     redis_url: Option<String>,
     /// How many replicas must have a claim before it is acknowledged; the first value only: `claimgate replication` changes
@@ -93,7 +93,8 @@ pub struct ServeArgs {
     /// Memory limit of the managed Redis, in MiB [default: half of the machine's]
     #[arg(long, env = "CLAIMGATE_REDIS_MAXMEMORY_MIB", value_name = "MIB")]
     redis_maxmemory_mib: Option<String>,
-    /// The database of claims and campaigns (postgres://…) [default: a SQLite file in the data directory]
+    /// The database of claims and campaigns (postgres://…), or a file that holds it, named by
+    /// `CLAIMGATE_DATABASE_URL_FILE` [default: a SQLite file in the data directory]
     #[arg(long, env = "CLAIMGATE_DATABASE_URL", value_name = "URL", hide_env_values = true)]
     database_url: Option<String>,
     /// Events that may wait for SQL per campaign before new claims get 503 [default: 1000000]
@@ -191,18 +192,21 @@ impl Config {
     fn read(args: &ServeArgs, secrets: Secrets<'_>) -> Result<Self, ConfigError> {
         // The edge's key for users is not core's to use, but made here so that both find the same one.
         secrets.user_tokens()?;
+        // Both may hold a password.
+        let redis_url = or_of_file(args.redis_url.as_deref(), "CLAIMGATE_REDIS_URL")?;
+        let database = or_of_file(args.database_url.as_deref(), "CLAIMGATE_DATABASE_URL")?;
         Ok(Self {
             listen: address("CLAIMGATE_LISTEN", &args.listen)?,
             admin_listen: address("CLAIMGATE_ADMIN_LISTEN", &args.admin_listen)?,
-            redis_address: args.redis_url.as_deref().map(redis_address).transpose()?,
-            redis_replicas: redis_replicas(args)?,
+            redis_address: redis_url.as_deref().map(redis_address).transpose()?,
+            redis_replicas: redis_replicas(args, redis_url.is_some())?,
             core_id: secrets.generated("core.id", random_text)?,
             redis_password: secrets.generated("redis.password", random_text)?,
             redis_maxmemory_bytes: match &args.redis_maxmemory_mib {
                 Some(mib) => number::<u64>("CLAIMGATE_REDIS_MAXMEMORY_MIB", mib)?.saturating_mul(1 << 20),
                 None => half_of_memory(),
             },
-            database_url: database_url(args.database_url.as_deref(), secrets.data_dir)?,
+            database_url: database_url(database.as_deref(), secrets.data_dir)?,
             outbox_max: optional("CLAIMGATE_OUTBOX_MAX", args.outbox_max.as_deref(), OUTBOX_MAX_DEFAULT)?,
             archive_after: Duration::from_secs(optional(
                 "CLAIMGATE_ARCHIVE_AFTER_S",
@@ -255,11 +259,11 @@ fn optional<T: std::str::FromStr + PartialOrd + From<u8>>(
     text.map_or(Ok(default), |text| number(variable, text))
 }
 
-fn redis_replicas(args: &ServeArgs) -> Result<u32, ConfigError> {
+fn redis_replicas(args: &ServeArgs, has_redis: bool) -> Result<u32, ConfigError> {
     const VARIABLE: &str = "CLAIMGATE_REDIS_REPLICAS";
     let Some(text) = &args.redis_replicas else { return Ok(0) };
     match text.parse() {
-        Ok(replicas) if replicas > 0 && args.redis_url.is_none() => Err(wrong(
+        Ok(replicas) if replicas > 0 && !has_redis => Err(wrong(
             VARIABLE,
             "core's own Redis has no replicas; give CLAIMGATE_REDIS_URL the address of servers that have",
         )),
@@ -310,11 +314,23 @@ pub fn sqlite_url(file: &Path) -> String {
     format!("sqlite://{}?mode=rwc", file.display())
 }
 
+/// What is `given`, or what the file holds that `NAME_FILE` names.
+fn or_of_file(given: Option<&str>, variable: &'static str) -> Result<Option<String>, ConfigError> {
+    match (given, of_file(variable)?) {
+        (Some(_), Some(_)) => Err(wrong(variable, "is given twice, as itself and as a file")),
+        (given, file) => Ok(given.map(str::to_owned).or(file)),
+    }
+}
+
 /// A secret from `NAME`, or from the file that `NAME_FILE` names.
 fn secret(variable: &'static str) -> Result<Option<String>, ConfigError> {
     if let Ok(text) = std::env::var(variable) {
         return Ok(Some(text));
     }
+    of_file(variable)
+}
+
+fn of_file(variable: &'static str) -> Result<Option<String>, ConfigError> {
     match std::env::var_os(format!("{variable}_FILE")) {
         None => Ok(None),
         Some(file) => fs::read_to_string(&file)

@@ -47,6 +47,7 @@ mod threads;
 mod topologies;
 mod traces;
 mod up_cluster;
+mod urls_in_files;
 mod user_claims;
 mod watching;
 mod webhook_receivers;
