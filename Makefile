@@ -29,7 +29,7 @@ up up-workerd up-cluster:
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
-	@cargo build --workspace --all-targets
+	@cargo build --bin claimgate
 	@scripts/build-worker.sh
 	@cargo test --workspace --no-fail-fast
 	@scripts/topologies.sh tenth

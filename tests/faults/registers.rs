@@ -84,7 +84,12 @@ async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
         assert_eq!(repaired["agrees"], true, "{repaired}");
         assert_eq!(repaired["sql"]["taken"], 80, "{repaired}");
         let again = follower.to_the_end(&fixture.core, 100).await;
-        assert_eq!(again.len(), 18, "the feed tells of those that SQL got back");
+        // At least once: others may be among them.
+        let told: BTreeSet<_> = again.iter().filter_map(|item| item["claim"]["sequence"].as_u64()).collect();
+        assert!(
+            (61..=78).all(|lost| told.contains(&lost)),
+            "the feed tells of those that SQL got back: {told:?}"
+        );
         assert_eq!(winners(&checker, &fixture.core, 100..140).await, 20, "exactly the rest is granted");
         fixture.judge(row, &checker, Expect::default()).await;
     }

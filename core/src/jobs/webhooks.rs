@@ -23,8 +23,9 @@ use crate::store::sql::{By, FeedCursor, FeedPage, Progress, SqlError};
 
 /// How often webhooks are looked for that no task of this core is at work on.
 const LOOK: Duration = Duration::from_secs(1);
-/// Longer than a round takes: two times the limit of a try, and the database.
-const LEASE: Duration = Duration::from_secs(30);
+/// Half of it is longer than a try, and a round makes two, one after the other; it is renewed when half of it is over. Whatever is
+/// written by who has lost it changes nothing.
+const LEASE: Duration = Duration::from_secs(45);
 /// Events of one receiver that are sent at once.
 const AT_ONCE: u32 = 16;
 /// With so many events waiting, the feed is not read on: the receiver takes none.
@@ -100,11 +101,17 @@ impl Webhooks {
     /// Delivers for one webhook, as long as this core has its lease.
     async fn deliver(&self, id: &str) -> Result<(), EngineError> {
         let sql = &self.engine.sync.sql;
+        let mut held_until = clock::now();
         loop {
             let now = clock::now();
-            let Some(webhook) = sql.hold_webhook(id, &self.holder, now, later(now, LEASE)).await? else {
-                return Ok(());
+            // Not in each round: at rest a write is a commit each second.
+            let webhook = if later(now, LEASE / 2) < held_until {
+                sql.webhook(id).await?.filter(|webhook| webhook.disabled_because.is_none())
+            } else {
+                held_until = later(now, LEASE);
+                sql.hold_webhook(id, &self.holder, now, held_until).await?
             };
+            let Some(webhook) = webhook else { return Ok(()) };
             let waiting = sql.waiting_events(id, 0, UNTAKEN_MAX, false).await?;
             if !self.retry_due(&webhook, &waiting).await? {
                 return Ok(());
