@@ -138,9 +138,10 @@ steps=(packages rust worker_build wasm_bindgen node_tools)
 if [ "$scope" != --up ]; then steps+=(valkey); fi
 if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny); fi
 
-# Prints the time every ten seconds until it is killed: a step that takes longer is not a silent one.
+# Prints the time every ten seconds until its input ends: a step that takes longer is not a silent one.
+# Its input is a pipe that this script alone holds, so nothing is left of it however the script ends.
 tick() {
-    while sleep 10; do printf '%d s … ' $SECONDS; done
+    while read -rt 10; [ $? -gt 128 ]; do printf '%d s … ' $SECONDS; done
 }
 
 number=0
@@ -152,15 +153,15 @@ for step in "${steps[@]}"; do
         continue
     fi
     SECONDS=0
-    tick &
+    exec {ticking}> >(tick)
     ticker=$!
     # In a condition bash would ignore -e within the step.
     set +e
-    (set -e; "${step}_get") >>"$log" 2>&1 </dev/null
+    (set -e; exec {ticking}>&-; "${step}_get") >>"$log" 2>&1 </dev/null
     status=$?
     set -e
-    kill $ticker 2>/dev/null
-    wait $ticker 2>/dev/null || true
+    exec {ticking}>&-
+    wait $ticker
     if [ $status = 0 ] && "${step}_ready"; then
         echo "$SECONDS s"
     else
