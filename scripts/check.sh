@@ -12,7 +12,7 @@ cargo fmt --all --check
 rustfmt --check --edition 2024 lab/src/strategies/*.rs
 
 say shell, JavaScript and Lua
-shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compose/*.sh packaging/debian/*.post* packaging/image/*)
+shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compose/*.sh packaging/debian/*.{prerm,postinst,postrm} packaging/image/*)
 for script in "${shell[@]}"; do bash -n "$script"; done
 if has shellcheck; then shellcheck -x "${shell[@]}"; fi
 # As modules whatever they are loaded as: by name alone node would not look inside a module.
