@@ -9,7 +9,7 @@ debian_codename() {
 
 # Makes the root $1, a directory or a tar file. What follows is for mmdebstrap. The machine's sources, proxies and keys.
 make_debian_root() {
-    local target=$1 sources=() file settings
+    local target=$1 sources=() file settings status=0
     shift
     for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
         if [ -f "$file" ]; then sources+=("$file"); fi
@@ -22,8 +22,9 @@ make_debian_root() {
         --setup-hook='for keys in etc/apt/trusted.gpg.d etc/apt/keyrings usr/share/keyrings; do
             if [ -d /$keys ]; then mkdir -p "$1/$keys" && cp -a /$keys/. "$1/$keys/"; fi
         done' \
-        "$@" "$(debian_codename)" "$target" "${sources[@]}"
+        "$@" "$(debian_codename)" "$target" "${sources[@]}" || status=$?
     rm "$settings"
+    return $status
 }
 
 # The machine's certificates and name resolution for the root $1, a directory.

@@ -26,18 +26,21 @@ trap clean_up EXIT
 
 # The essential packages and those listed, without apt, its sources, documents but for licences, and what mmdebstrap leaves.
 make_root() { # TAR DEB PACKAGE...
-    local tar=$1 deb=$2
+    local tar=$1 deb=$2 packages
     shift 2
+    packages=$(IFS=,; echo "$*")
     # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
-    make_debian_root "$tar" --variant=essential --include="$(IFS=,; echo "$*")" \
+    make_debian_root "$tar" --variant=essential ${packages:+"--include=$packages"} \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
         --dpkgopt='path-include=/usr/share/doc/claimgate*/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-        --customize-hook="chroot \"\$1\" adduser --quiet --system --group --uid $user_id --no-create-home --home /var/lib/claimgate claimgate" \
+        --customize-hook="chroot \"\$1\" useradd --uid $user_id --user-group --no-create-home --home-dir /var/lib/claimgate --shell /usr/sbin/nologin claimgate" \
         --customize-hook="upload '$deb' /package.deb" \
         --customize-hook='chroot "$1" dpkg --install /package.deb >/dev/null && rm "$1/package.deb"' \
         --customize-hook="upload packaging/image/health /usr/local/bin/health" \
-        --customize-hook='rm -rf "$1/etc/apt" "$1/usr/share/keyrings" "$1/var/log"/* "$1/var/cache"/*'
+        --customize-hook='rm -rf "$1/var/log"/* "$1/var/cache"/*'
+    # Where this machine's packages come from; mmdebstrap needs it to its end.
+    tar --delete --file "$tar" ./etc/apt
 }
 
 build_image() { # NAME ROOT SETTING...
@@ -66,7 +69,7 @@ build_image claimgate "$work/core.tar" \
     --entrypoint '["/usr/bin/claimgate"]' --cmd serve --port 8080 --port 8081 --volume /var/lib/claimgate \
     --healthcheck 'CMD health 8080 /livez'
 
-make_root "$work/edge.tar" "$out/claimgate-edge_${version}_$architecture.deb" adduser
+make_root "$work/edge.tar" "$out/claimgate-edge_${version}_$architecture.deb"
 build_image claimgate-edge "$work/edge.tar" \
     --label "org.opencontainers.image.description=claimgate's edge: refuses what must lose, and signs the rest for core" \
     --env CLAIMGATE_EDGE_LISTEN=0.0.0.0:8787 --entrypoint '["/usr/bin/claimgate-edge"]' --port 8787 \

@@ -25,8 +25,20 @@ skipped() { skipped+=("$*"); echo "SKIPPED $*"; }
 expect() {
     local what=$1
     shift
-    "$@" || die "not so: $what"
+    if ! "$@"; then
+        show_logs
+        die "not so: $what"
+    fi
     say "$what"
+}
+
+# What is known of a failure.
+show_logs() {
+    local log
+    if [ "$machine" ]; then in_machine journalctl --no-pager --lines 40 --unit 'claimgate*' >&2 || true; fi
+    for log in "$work"/*.log; do
+        if [ -s "$log" ]; then printf '== %s\n' "$log" && tail -n 10 "$log"; fi
+    done >&2
 }
 
 within() { # SECONDS COMMAND...
@@ -39,7 +51,7 @@ within() { # SECONDS COMMAND...
 }
 
 contains() { [[ $1 == *"$2"* ]]; }
-one_deb() { echo "$1/claimgate${2}"_*.deb; }
+one_deb() { echo "$1/claimgate${2:-}"_*.deb; }
 
 # --- bytes ----------------------------------------------------------------------------------------------
 
@@ -79,9 +91,9 @@ make_machine() {
     OUT=$older VERSION=$older_version scripts/package.sh debs >/dev/null
     # Its package manager brings what the packages depend on and recommend; from the boot on there is no network.
     # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
-    make_debian_root "$root" --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,curl \
+    make_debian_root "$root" --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,curl,procps \
         --customize-hook="copy-in $(one_deb "$older") $(one_deb "$older" -edge) /root" \
-        --customize-hook='chroot "$1" apt-get install -y /root/claimgate_*.deb /root/claimgate-edge_*.deb >&2 && rm "$1"/root/*.deb' \
+        --customize-hook='chroot "$1" sh -c "apt-get install -y --install-recommends /root/*.deb && rm /root/*.deb" >&2' \
         >"$work/root.log" 2>&1 || { tail -n 20 "$work/root.log" >&2; die "no Debian with the packages"; }
     cp "$(one_deb $packages)" "$(one_deb $packages -edge)" "$root/root/"
     say "a Debian with claimgate $older_version"
@@ -104,8 +116,9 @@ stop_machine() {
 }
 
 try_unit() { # UNIT
-    local exposure
-    expect "systemd has nothing against $1" [ -z "$(in_machine systemd-analyze verify "$1" 2>&1)" ]
+    local exposure said
+    said=$(in_machine systemd-analyze verify "$1" 2>&1 || true)
+    expect "systemd has nothing against $1: ${said:-none}" [ -z "$said" ]
     exposure=$(in_machine systemd-analyze security --no-pager "$1" | sed -n 's/.*exposure level for .*: \([0-9.]*\) .*/\1/p')
     expect "the exposure of $1 is $exposure, at most $exposure_max" awk "BEGIN { exit !($exposure <= $exposure_max) }"
 }
