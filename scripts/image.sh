@@ -16,7 +16,7 @@ work=$(mktemp -d "$out/image.XXXXXX")
 user_id=10001
 
 # Its own storage: nothing of the machine's is read or changed.
-in_buildah() { buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
+in_buildah() { BUILDAH_FORMAT=docker buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" "$@"; }
 
 clean_up() {
     in_buildah rm --all >/dev/null 2>&1 || true
@@ -56,7 +56,7 @@ build_image() { # NAME ROOT SETTING...
         --label "org.opencontainers.image.created=$(date -u -d "@$SOURCE_DATE_EPOCH" +%FT%TZ)" \
         --label "org.opencontainers.image.licenses=MIT OR Apache-2.0" \
         "$@" "$container"
-    in_buildah commit --quiet --format docker --timestamp "$SOURCE_DATE_EPOCH" --rm "$container" "$name:$tag" >/dev/null
+    in_buildah commit --quiet --timestamp "$SOURCE_DATE_EPOCH" --rm "$container" "$name:$tag" >/dev/null
     rm -f "$out/$name"_*.image.tar
     in_buildah push --quiet "$name:$tag" "docker-archive:$out/${name}_$tag.image.tar:$name:$tag"
 }
@@ -69,7 +69,7 @@ build_image claimgate "$work/core.tar" \
     --entrypoint '["/usr/bin/claimgate"]' --cmd serve --port 8080 --port 8081 --volume /var/lib/claimgate \
     --healthcheck 'CMD health 8080 /livez'
 
-make_root "$work/edge.tar" "$out/claimgate-edge_${version}_$architecture.deb"
+make_root "$work/edge.tar" "$out/claimgate-edge_${version}_$architecture.deb" passwd
 build_image claimgate-edge "$work/edge.tar" \
     --label "org.opencontainers.image.description=claimgate's edge: refuses what must lose, and signs the rest for core" \
     --env CLAIMGATE_EDGE_LISTEN=0.0.0.0:8787 --entrypoint '["/usr/bin/claimgate-edge"]' --port 8787 \
