@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-worker
 
 # Tests wait more than they work: two at a time on each processor.
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
@@ -23,16 +23,20 @@ up-cluster: ## the same with two cores, a PostgreSQL and a cluster of three prim
 up-cluster: SETUP_UP := $(SETUP)
 up up-workerd up-cluster:
 	@$(SETUP_UP)
-	@cargo build --release --bin claimgate
-	@scripts/build-worker.sh
+	@$(MAKE) --no-print-directory -j2 build-core build-worker
 	@exec scripts/dev.sh $(ARGUMENTS)
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
-	@cargo build --bin claimgate
-	@scripts/build-worker.sh
+	@$(MAKE) --no-print-directory -j2 build-core build-worker
 	@cargo test --workspace --no-fail-fast
 	@scripts/topologies.sh tenth
+
+# One core for `make up` and `make test`, which need not be the quickest: a release build takes twice as long.
+build-core:
+	@cargo build --bin claimgate
+build-worker:
+	@scripts/build-worker.sh
 
 bare: ## `make up` in a bare Debian root as a newcomer with sudo; a quarter of an hour; OPTIONS=--setup-only for the set-up alone
 	@exec scripts/bare.sh $(OPTIONS)

@@ -13,7 +13,7 @@ core=${CLAIMGATE_LISTEN:-127.0.0.1:8080}
 admin=${CLAIMGATE_ADMIN_LISTEN:-127.0.0.1:8081}
 edge=${CLAIMGATE_EDGE_LISTEN:-127.0.0.1:8787}
 data=${CLAIMGATE_DATA_DIR:-./data}
-claimgate=${CLAIMGATE_BIN:-target/release/claimgate}
+claimgate=${CLAIMGATE_BIN:-target/debug/claimgate}
 runtime=${1:-wrangler}
 topology=${2:-}
 [[ $runtime =~ ^(wrangler|workerd)$ && $topology =~ ^(cluster)?$ ]] ||

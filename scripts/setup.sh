@@ -23,6 +23,8 @@ esac
 
 log=${TMPDIR:-/tmp}/claimgate-setup-$(id -u).log
 : >"$log"
+cargo_builds=$(mktemp -d)
+trap 'rm -rf "$cargo_builds"' EXIT
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
 can_apt() { has apt-get && as_root true 2>/dev/null; }
@@ -89,12 +91,13 @@ rust_get() {
     apt_install rustc-web cargo-web rust-web-src
 }
 
-# $1 is the program's path as tool() gives it, $2 and $3 the crate and its version, the rest for cargo install. Without
-# optimisation: these tools run for a second, and were compiled for four minutes.
+# $1 is the program's path as tool() gives it, $2 and $3 the crate and its version, the rest for cargo install. As quickly
+# as can be: these tools run for a second, and were compiled for four minutes. What two of them need is compiled once.
 cargo_get() {
     local root=${1%/bin/*} crate=$2 version=$3
     shift 3
-    cargo install "$crate" --version "$version" --root "$root" --debug "$@"
+    CARGO_PROFILE_DEV_DEBUG=false CARGO_INCREMENTAL=0 \
+        cargo install "$crate" --version "$version" --root "$root" --debug --target-dir "$cargo_builds" "$@"
 }
 worker_build_ready() { [ -x "$(worker_build)" ]; }
 worker_build_get() { cargo_get "$(worker_build)" worker-build "$worker_build_version" --locked; }
