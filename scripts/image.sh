@@ -26,11 +26,11 @@ trap clean_up EXIT
 
 # The essential packages and those listed, without apt, its sources, documents but for licences, and what mmdebstrap leaves.
 make_root() { # TAR DEB PACKAGE...
-    local tar=$1 deb=$2 packages
+    local tar=$1 deb=$2 root=${1%.tar} packages
     shift 2
     packages=$(IFS=,; echo "$*")
     # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
-    make_debian_root "$tar" --variant=essential ${packages:+"--include=$packages"} \
+    make_debian_root "$root" --variant=essential ${packages:+"--include=$packages"} \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
         --dpkgopt='path-include=/usr/share/doc/claimgate*/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/man/*' \
@@ -40,7 +40,9 @@ make_root() { # TAR DEB PACKAGE...
         --customize-hook="upload packaging/image/health /usr/local/bin/health" \
         --customize-hook='rm -rf "$1/var/log"/* "$1/var/cache"/*'
     # Where this machine's packages come from; mmdebstrap needs it to its end.
-    tar --delete --file "$tar" ./etc/apt
+    rm -rf "$root/etc/apt"
+    tar --create --file "$tar" --directory "$root" --numeric-owner --sort=name .
+    rm -rf --one-file-system "$root"
 }
 
 build_image() { # NAME ROOT SETTING...

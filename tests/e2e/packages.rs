@@ -36,8 +36,7 @@ fn names<'a>(settings: &[(&'a str, &str)]) -> BTreeSet<&'a str> {
 
 /// The words of `text` that could be a variable's name and begin so.
 fn variables<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
-    let words =
-        text.split(|character: char| !matches!(character, 'A'..='Z' | '0'..='9' | '_'));
+    let words = text.split(|character: char| !matches!(character, 'A'..='Z' | '0'..='9' | '_'));
     words.filter(|word| word.starts_with(prefix) && word.len() > prefix.len()).collect()
 }
 
@@ -55,7 +54,7 @@ fn the_settings_of_the_packaged_core_are_all_that_there_are() {
     assert_eq!(listed, documented);
     let help = Command::new(binary::claimgate()).args(["serve", "--help"]).output().unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
-    let flags: BTreeSet<_> = help.split("[env: ").skip(1).filter_map(|rest| rest.split('=').next()).collect();
+    let flags = variables(&help, "CLAIMGATE_");
     assert!(flags.len() > 15 && flags.is_subset(&listed), "{flags:?}");
 }
 
@@ -63,12 +62,13 @@ fn the_settings_of_the_packaged_core_are_all_that_there_are() {
 async fn a_core_takes_every_default_of_the_packaged_settings() {
     // Where it listens and keeps its files is the test's to say, and what another server or a secret would be is an example.
     let examples = ["LISTEN", "DATA_DIR", "_URL", "_FILE"];
-    let taken = settings(CORE_SETTINGS).into_iter().filter(|(name, value)| {
-        !value.is_empty() && !examples.iter().any(|example| name.ends_with(example))
-    });
+    let taken = settings(CORE_SETTINGS)
+        .into_iter()
+        .filter(|(name, value)| !value.is_empty() && !examples.iter().any(|example| name.ends_with(example)));
     let taken: Vec<_> = taken.collect();
     assert!(taken.len() > 10, "{taken:?}");
-    let options = taken.iter().fold(CoreOptions::default(), |options, (name, value)| options.with(name, *value));
+    let options =
+        taken.iter().fold(CoreOptions::default(), |options, (name, value)| options.with(name, *value));
     let core = options.start().await;
     core.create("demo", json!({"total": 1})).await;
     core.claim("demo", "alice", "k").await.expect(201);
@@ -113,11 +113,23 @@ fn the_packaged_edge_names_the_setting_that_is_wrong() {
         (vec![secrets[0]], "USER_JWT_KEY: is not set"),
         (vec![secrets[0], ("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: is given twice"),
         (vec![("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: its file /nowhere cannot be read"),
-        ([&secrets[..], &[("CORE_URL", "https://core")]].concat(), "CORE_URL: must be http://HOST:PORT, not 'https://core'"),
-        ([&secrets[..], &[("CORE_URL", "unix:/a,http://b,,")]].concat(), "CORE_URL: must be http://HOST:PORT, not ''"),
         (
-            [&secrets[..], &[("CORE_URL", "http://1,http://2,http://3,http://4,http://5,http://6,http://7,http://8,http://9")]]
-                .concat(),
+            [&secrets[..], &[("CORE_URL", "https://core")]].concat(),
+            "CORE_URL: must be http://HOST:PORT, not 'https://core'",
+        ),
+        (
+            [&secrets[..], &[("CORE_URL", "unix:/a,http://b,,")]].concat(),
+            "CORE_URL: must be http://HOST:PORT, not ''",
+        ),
+        (
+            [
+                &secrets[..],
+                &[(
+                    "CORE_URL",
+                    "http://1,http://2,http://3,http://4,http://5,http://6,http://7,http://8,http://9",
+                )],
+            ]
+            .concat(),
             "CORE_URL: lists more than 8 cores",
         ),
         ([&secrets[..], &[("OTLP_URL", "collector:4318")]].concat(), "OTLP_URL: must be http://HOST:PORT"),
@@ -125,7 +137,10 @@ fn the_packaged_edge_names_the_setting_that_is_wrong() {
         let output = edge(&wrong);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{wrong:?}: {error}");
-        assert!(error.lines().last().unwrap().starts_with(&format!("claimgate-edge: {said}")), "{wrong:?}: {error}");
+        assert!(
+            error.lines().last().unwrap().starts_with(&format!("claimgate-edge: {said}")),
+            "{wrong:?}: {error}"
+        );
     }
 }
 
@@ -141,7 +156,10 @@ fn the_notes_of_a_release_are_its_part_of_the_changelog() {
     let changelog = "# Changelog\n\n## Unreleased\n\n## [1.10.0] - 2026-12-01\n\n### Added\n\n- Ten.\n\n## 1.1.0 - 2026-11-01\n\n- One.\n";
     for (version, notes) in [("v1.10.0", "### Added\n\n- Ten.\n"), ("1.1.0", "- One.\n")] {
         let output = release_notes(version, changelog);
-        assert_eq!((output.status.success(), String::from_utf8(output.stdout).unwrap().as_str()), (true, notes));
+        assert_eq!(
+            (output.status.success(), String::from_utf8(output.stdout).unwrap().as_str()),
+            (true, notes)
+        );
     }
     for unknown in ["1.1", "v1.0.0", "Unreleased"] {
         let output = release_notes(unknown, changelog);
