@@ -37,7 +37,7 @@ make_root() { # TAR DEB PACKAGE...
         --customize-hook="chroot \"\$1\" useradd --uid $user_id --user-group --no-create-home --home-dir /var/lib/claimgate --shell /usr/sbin/nologin claimgate" \
         --customize-hook="upload '$deb' /package.deb" \
         --customize-hook='chroot "$1" dpkg --install /package.deb >/dev/null && rm "$1/package.deb"' \
-        --customize-hook="upload packaging/image/health /usr/local/bin/health" \
+        --customize-hook="copy-in packaging/image/health /usr/local/bin" \
         --customize-hook='rm -rf "$1/var/log"/* "$1/var/cache"/*'
     # Where this machine's packages come from; mmdebstrap needs it to its end.
     rm -rf "$root/etc/apt"
@@ -50,7 +50,7 @@ build_image() { # NAME ROOT SETTING...
     shift 2
     container=$(in_buildah from scratch)
     in_buildah add --quiet "$container" "$root" / >/dev/null
-    in_buildah config --user "$user_id:$user_id" --workingdir / --cmd '' \
+    in_buildah config --user "$user_id:$user_id" --workingdir / --cmd '' --env PATH=/usr/local/bin:/usr/bin:/bin \
         --healthcheck-interval 10s --healthcheck-timeout 3s --healthcheck-start-period 30s --healthcheck-retries 3 \
         --label "org.opencontainers.image.title=$name" \
         --label "org.opencontainers.image.version=$version" \

@@ -33,9 +33,10 @@ write_bom() { # CRATE TARGET FILE
     local left
     "$(cargo_cyclonedx)" cyclonedx --quiet --format json --spec-version 1.5 --no-build-deps --target "$2" \
         --override-filename package-bom --manifest-path "$1/Cargo.toml"
-    mv "$1/package-bom.json" "$3"
+    # Without the directory it was built in, which would make the packages of each another.
+    sed "s|file://$PWD|file:///claimgate|g" "$1/package-bom.json" >"$3"
     mapfile -t left < <(git ls-files --others --exclude-standard -- '*package-bom.json')
-    if [ ${#left[@]} -gt 0 ]; then rm "${left[@]}"; fi
+    rm "${left[@]}"
 }
 
 gather() {
