@@ -243,14 +243,12 @@ stop_core() {
     expect "with its Redis" [ -z "$(pgrep redis-server)" ]
 }
 granted_through_edge() {
-    local token
-    token=$(run_in "$core" claimgate token --user carol)
     [ "$(curl -s --max-time 5 -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $token" -H 'Idempotency-Key: first' \
         --json '{}' http://127.0.0.1:8787/v1/campaigns/demo/claims)" = "$1" ]
 }
 
 try_images_inside() {
-    local core edge image program variables=()
+    local core edge image program token variables=()
     ip link set lo up
     image=$(in_buildah pull --quiet "docker-archive:$(echo $packages/claimgate_*.image.tar)")
     expect "the image's user is not root" [ "$(setting "$image" User)" = 10001:10001 ]
@@ -269,6 +267,7 @@ try_images_inside() {
     run_in "$core" claimgate campaign create demo --time-zone Asia/Shanghai --total 100 --per-user 3 >/dev/null
     expect "a claim is granted" contains "$(run_in "$core" claimgate claim demo --user alice --key first)" granted
 
+    token=$(run_in "$core" claimgate token --user carol)
     variables=(--env EDGE_KEY_FILE=/var/lib/claimgate/edge.key --env USER_JWT_KEY_FILE=/var/lib/claimgate/user-jwt.key)
     start edge "$work/edge.log" buildah --storage-driver vfs --root "$work/storage" --runroot "$work/run" run --isolation chroot \
         --volume "$work/volume:/var/lib/claimgate" "${variables[@]}" "$edge" -- /usr/bin/claimgate-edge
@@ -286,7 +285,7 @@ try_images_inside() {
 
 # As Kubernetes and compose.yaml run it: the image's files cannot be written, the volume's directory can.
 try_read_only() {
-    local files
+    local files claimgate
     files=$(in_buildah mount "$core")
     mount --bind "$files" "$files"
     mount --bind "$work/volume" "$files/var/lib/claimgate"
@@ -294,10 +293,11 @@ try_read_only() {
     mount -t tmpfs dev "$files/dev"
     mknod -m 666 "$files/dev/null" c 1 3 && mknod -m 666 "$files/dev/urandom" c 1 9
     mount -o remount,bind,ro "$files"
-    start read-only "$work/read-only.log" chroot --userspec=10001:10001 "$files" /usr/bin/env -i PATH=/usr/bin:/bin \
-        CLAIMGATE_DATA_DIR=/var/lib/claimgate CLAIMGATE_LISTEN=0.0.0.0:8080 CLAIMGATE_ADMIN_LISTEN=0.0.0.0:8081 claimgate serve
+    claimgate=(chroot --userspec=10001:10001 "$files" /usr/bin/env -i PATH=/usr/bin:/bin CLAIMGATE_DATA_DIR=/var/lib/claimgate
+        CLAIMGATE_LISTEN=0.0.0.0:8080 CLAIMGATE_ADMIN_LISTEN=0.0.0.0:8081 claimgate)
+    start read-only "$work/read-only.log" "${claimgate[@]}" serve
     expect "core starts on the same volume with nothing else to write to" within 30 answers_http http://127.0.0.1:8080/readyz
-    expect "and has its claim" contains "$(run_in "$core" claimgate claim demo --user alice --key first)" 'asked before: the same claim'
+    expect "and has its claim" contains "$("${claimgate[@]}" claim demo --user alice --key first)" 'asked before: the same claim'
 }
 
 try_images() {
