@@ -74,4 +74,4 @@ gather
 build_debs
 if [ "${1:-}" != debs ]; then as_root scripts/image.sh "$out" "$version"; fi
 rm -rf "$work"
-(cd "$out" && ls -sh -- *.deb *.cdx.json *.tar 2>/dev/null)
+ls -sh "$out"
