@@ -96,10 +96,11 @@ async fn sqlite_finds_every_claim_by_an_index() {
 
 /// How PostgreSQL goes about a prepared statement.
 async fn plan_of(pool: &AnyPool, mode: &str, text: &str, arguments: &[&str]) -> Vec<String> {
-    let arguments = arguments.join(", ");
+    // None is not `()`.
+    let arguments = if arguments.is_empty() { String::new() } else { format!("({})", arguments.join(", ")) };
     let asked = format!(
         "BEGIN; SET LOCAL plan_cache_mode = {mode}; PREPARE asked AS {text}; \
-         EXPLAIN EXECUTE asked ({arguments}); DEALLOCATE asked; COMMIT"
+         EXPLAIN EXECUTE asked {arguments}; DEALLOCATE asked; COMMIT"
     );
     lines(pool, asked, 0).await
 }
