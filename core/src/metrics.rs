@@ -109,6 +109,9 @@ fn begin_at_zero() {
     for code in ["campaign_not_ready", "overloaded", "unavailable"] {
         counter!(UNAVAILABLE, "code" => code).absolute(0);
     }
+    for outcome in ["delivered", "failed", "parked"] {
+        counter!(WEBHOOK_DELIVERIES, "outcome" => outcome).absolute(0);
+    }
     gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
 }
 

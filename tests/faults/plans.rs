@@ -22,6 +22,7 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
     ("PAGE_OF_USER", &["'c1'", "1000", "'u1'", "'x'", "100", "'u1'"], "user_id"),
     ("NEWEST_OF_USER", &["'c1'", "'u1'", "9000000000000000000", "''", "100"], "user_id"),
     ("BY_USER", &["'c1'", "'u100'", "'x'", "100"], "user_id"),
+    ("FEED_END", &[], "campaign_id"),
     ("FEED_OF_CAMPAIGN", &["'c1'", "'u100'", "'x'", "100"], "user_id"),
     ("FEED_OF_CLAIMS", &["'[[0,\"c1\",\"u1\",\"000100000000000001A\"]]'"], "digest"),
     ("TRANSITION", &["'c1'", "'u1'", "'000100000000000001A'", "'returned'", "1750000000000"], "digest"),
@@ -95,10 +96,11 @@ async fn sqlite_finds_every_claim_by_an_index() {
 
 /// How PostgreSQL goes about a prepared statement.
 async fn plan_of(pool: &AnyPool, mode: &str, text: &str, arguments: &[&str]) -> Vec<String> {
-    let arguments = arguments.join(", ");
+    // None is not `()`.
+    let arguments = if arguments.is_empty() { String::new() } else { format!("({})", arguments.join(", ")) };
     let asked = format!(
         "BEGIN; SET LOCAL plan_cache_mode = {mode}; PREPARE asked AS {text}; \
-         EXPLAIN EXECUTE asked ({arguments}); DEALLOCATE asked; COMMIT"
+         EXPLAIN EXECUTE asked {arguments}; DEALLOCATE asked; COMMIT"
     );
     lines(pool, asked, 0).await
 }
