@@ -7,9 +7,7 @@ defect ack_before_commit core/src/jobs/outbox_relay.rs \
     '            self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             let turn = match self.commits.commit('
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
-    '        self.relay_suspended(handle).await?;
-        // Keys of an older epoch' \
-    '        // Keys of an older epoch'
+    'let relayed = self.relay_suspended(handle, suspended.epoch).await?;' 'let relayed = 0;'
 defect backlog_not_lowered lua/ack.lua \
     "struct.unpack('>I6', state, at) - events" "struct.unpack('>I6', state, at)"
 defect older_row_wins core/src/store/sql/statements.rs \

@@ -238,8 +238,9 @@ impl Recovery {
 
     /// Records that Redis decides on `campaign` again.
     fn goes_on(&self, handle: &CampaignHandle, campaign: Campaign) {
-        handle.mark_rules_applied(campaign.version);
+        let version = campaign.version;
         self.registry.update(campaign);
+        handle.mark_rules_applied(version);
         handle.mark_ready();
     }
 

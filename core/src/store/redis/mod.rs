@@ -237,7 +237,7 @@ impl RedisStore {
             _ => first.unwrap_or(Slot::FIRST).tag(),
         };
         let version = set.map_or(0, |set| set.version);
-        // A member that was promoted is adopted whoever follows it by then.
+        // A member that was promoted is adopted whichever replicas follow it by then.
         if set.is_some_and(|set| set.primary != *session.name) {
             let replicas::Confirmed { version, replicas } = replicas::glance(session, &tag, version).await?;
             let (primary, promoted) = (session.name.to_string(), BTreeSet::new());
