@@ -270,6 +270,7 @@ impl Worker {
                     batch = answer(batch, &decided);
                 }
                 Err(error) => {
+                    self.handle.asked_for();
                     let error = Arc::new(error);
                     for claim in batch.drain(..) {
                         metrics::undecided(reason_of(&error));

@@ -31,6 +31,8 @@ pub struct CampaignHandle {
     readiness: AtomicU8,
     /// Whether the maintenance has been notified of the campaign, and is not done with it yet.
     in_maintenance: AtomicBool,
+    /// Whether the maintenance has been told that a caller has asked for the campaign while it was not ready.
+    asked_for: AtomicBool,
     /// Whether the relay has been notified of outbox entries that it has not begun to read yet.
     outbox_told: AtomicBool,
     /// Whether the relay should also take over entries that a core has read and not acknowledged before it went away.
@@ -70,6 +72,7 @@ impl CampaignHandle {
             synced_generation: AtomicU64::new(0),
             readiness: AtomicU8::new(Readiness::Unchecked as u8),
             in_maintenance: AtomicBool::new(false),
+            asked_for: AtomicBool::new(false),
             outbox_told: AtomicBool::new(false),
             leftovers: AtomicBool::new(false),
             hold_due_ms: AtomicU64::new(u64::MAX),
@@ -91,8 +94,21 @@ impl CampaignHandle {
         }
     }
 
+    /// Has the maintenance take the campaign before others, if it is not ready: a caller has asked for it.
+    pub fn asked_for(&self) {
+        if !self.is_ready() && !self.asked_for.swap(true, Ordering::AcqRel) {
+            self.notices.asked_for.put(self.campaign().id.clone());
+        }
+    }
+
+    /// Has what SQL holds of the campaign compared, which goes on as it was in Redis.
+    pub fn adopted(&self) {
+        self.notices.adopted.put(self.campaign().id.clone());
+    }
+
     /// Records that the maintenance is done with the campaign: it is notified again from now on.
     pub fn maintained(&self) {
+        self.asked_for.store(false, Ordering::Release);
         self.in_maintenance.store(false, Ordering::Release);
     }
 

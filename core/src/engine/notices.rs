@@ -102,6 +102,10 @@ pub struct Notices {
     pub decisions: LastDecision,
     /// Campaigns that were found not to be ready, for the maintenance.
     pub maintenance: Inbox,
+    /// Campaigns that a caller has asked for while they were not ready, for the maintenance: they come before others.
+    pub asked_for: Inbox,
+    /// Campaigns that go on as they were in Redis, for the look at what SQL has of them.
+    pub adopted: Inbox,
     /// Campaigns whose next hold falls due earlier than was known, for the maintenance.
     pub holds: Inbox,
     /// Campaigns that may have something in their outbox, for the relay.

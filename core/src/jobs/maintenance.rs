@@ -43,8 +43,8 @@ const URGENT_MAX: usize = 1000;
 const STUCK: Duration = Duration::from_secs(1);
 /// The age from which on the oldest entry of an outbox may have been read by a core that went away.
 const LEFTOVER_AGE: Duration = Duration::from_secs(5);
-/// Campaigns worked on at once: fewer than there are connections to SQL, since each of them needs one.
-const WORK_MAX: usize = 4;
+/// Campaigns worked on at once: what they wait for is mostly replicas and commits, which many can share. Loads are fewer.
+const WORK_MAX: usize = 16;
 /// Campaigns swept at once.
 const SWEEPS_MAX: usize = 8;
 /// The longest that one campaign may be worked on before it is left to the next try: a load takes 15 s for a million claims.
@@ -205,12 +205,16 @@ impl Maintenance {
         metrics::outbox_lag(Duration::ZERO);
         let campaigns = Arc::clone(&self.recovery.registry);
         let notices = campaigns.notices();
+        let redis = Arc::clone(&self.recovery.sync.redis);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut tick = 0;
         loop {
             for id in notices.maintenance.take() {
                 self.admit(id);
+            }
+            for id in notices.asked_for.take() {
+                self.prefer(id);
             }
             for id in notices.holds.take() {
                 self.expect_hold(id);
@@ -224,6 +228,8 @@ impl Maintenance {
                 }
                 Some(looked) = self.looks.join_next() => self.looked(looked),
                 () = notices.maintenance.arrived() => {}
+                () = notices.asked_for.arrived() => {}
+                () = redis.usable() => self.wake_all(),
                 () = notices.holds.arrived() => {}
                 () = until(self.resting.first().map(|(at, _)| *at)) => {}
                 () = until(self.holds.first()), if self.sweeps.len() < SWEEPS_MAX => {}
@@ -240,6 +246,23 @@ impl Maintenance {
     /// Adds a campaign to those in maintenance, unless it is one already.
     fn admit(&mut self, id: CampaignId) {
         if !self.patients.contains_key(&id) {
+            self.patients.insert(id.clone(), Backoff::new(PAUSE_MIN, PAUSE_MAX));
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Lets a campaign that a caller has asked for go before others that wait.
+    fn prefer(&mut self, id: CampaignId) {
+        self.admit(id.clone());
+        if let Some(place) = self.waiting.iter().position(|waiting| *waiting == id) {
+            self.waiting.remove(place);
+            self.waiting.push_front(id);
+        }
+    }
+
+    /// Ends all back-offs: what was tried in vain may succeed now.
+    fn wake_all(&mut self) {
+        for (_, id) in std::mem::take(&mut self.resting) {
             self.patients.insert(id.clone(), Backoff::new(PAUSE_MIN, PAUSE_MAX));
             self.waiting.push_back(id);
         }

@@ -132,6 +132,12 @@ impl Barrier {
         self.begun.load(Ordering::Acquire)
     }
 
+    /// Whether the last round was of `generation`, and has passed.
+    pub(super) fn passes(&self, generation: Generation) -> bool {
+        let last = self.last.borrow();
+        last.as_ref().is_some_and(|last| last.generation == generation && last.outcome.is_ok())
+    }
+
     /// The outcome of a round on a connection of `generation` that began after the round `after`, which is replaced by its
     /// number; without one, of a new `round`, which waits for the set of the primary `name`.
     pub(super) async fn join_round(

@@ -19,6 +19,7 @@ pub mod slot;
 pub mod state;
 pub mod survey;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -235,7 +236,14 @@ impl RedisStore {
             Some(set) if holds_tag => set.tag.clone(),
             _ => first.unwrap_or(Slot::FIRST).tag(),
         };
-        let looked = replicas::look(session, &tag, set.map_or(0, |set| set.version)).await?;
+        let version = set.map_or(0, |set| set.version);
+        // A member that was promoted is adopted whichever replicas follow it by then.
+        if set.is_some_and(|set| set.primary != *session.name) {
+            let replicas::Confirmed { version, replicas } = replicas::glance(session, &tag, version).await?;
+            let (primary, promoted) = (session.name.to_string(), BTreeSet::new());
+            return Ok(PrimaryView { primary, tag, holds_tag, version, replicas, promoted });
+        }
+        let looked = replicas::look(session, &tag, version).await?;
         let gone =
             set.iter().flat_map(|set| &set.members).filter(|name| !looked.replicas.contains_key(*name));
         let asked =
@@ -265,6 +273,12 @@ impl RedisStore {
         } else {
             Err(RedisError::from((ErrorKind::Io, "the connection was replaced meanwhile")).into())
         }
+    }
+
+    /// Waits until a server can be worked with that could not be when this was last called: a connection was made to another
+    /// one, or its replicas confirm again what it says. One caller at a time.
+    pub async fn usable(&self) {
+        self.connections.usable().await;
     }
 
     /// Where Sentinel names the primary, leaves a server as soon as another one is named. Never returns.

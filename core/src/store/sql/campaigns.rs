@@ -12,7 +12,7 @@ use sqlx::{Any, Row as _};
 use super::audit::draw_number;
 use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
-use super::{SqlError, SqlStore};
+use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
 use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
@@ -249,6 +249,41 @@ impl SqlStore {
         .bind(drawn.id.as_str())
         .bind(big(drawn.token));
         self.numbered(raise).await
+    }
+
+    /// As [`Self::raise_epoch`], for keys that go on as they are: only while SQL knows no further than `has`, which is how far
+    /// these keys are, is of the epoch of `drawn`, and has refused none of its claims. `None` otherwise: then nothing was changed.
+    ///
+    /// # Errors
+    /// As [`Self::raise_epoch`].
+    pub async fn adopt_epoch(
+        &self,
+        drawn: &Campaign,
+        has: HighWaterMark,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:adopt_epoch").await;
+        let mut transaction = self.pool.begin().await?;
+        let Some(now) = lock(&mut transaction, &drawn.id).await? else { return Ok(None) };
+        // Asked under the lock: whatever has been written is seen here, and nothing more is until the commit.
+        let refused = sqlx::query(statements::REFUSED).bind(drawn.id.as_str());
+        let has_refused = refused.fetch_optional(&mut *transaction).await?.is_some();
+        let is_as_drawn = (now.token, now.epoch) == (drawn.token, drawn.epoch);
+        if !is_as_drawn || has_refused || !has.covers(now.high_water_mark) {
+            return Ok(None);
+        }
+        let row = sqlx::query(
+            "UPDATE campaigns SET epoch = $1, sequence = $2, events = $3 WHERE id = $4 RETURNING *",
+        )
+        .bind(big(drawn.epoch.next()))
+        .bind(big(has.sequence))
+        .bind(big(has.events))
+        .bind(drawn.id.as_str())
+        .fetch_one(&mut *transaction)
+        .await?;
+        let adopted = read(&row)?;
+        number_change(&mut transaction, &adopted.id).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(adopted))
     }
 
     /// Records the eviction of `drawn`, whose token was drawn and has suspended it in Redis, and which was relayed then,
