@@ -37,6 +37,7 @@ mod fast_path;
 mod figures;
 mod imports;
 mod on_postgres;
+mod packages;
 mod page;
 mod problems;
 mod roles;
