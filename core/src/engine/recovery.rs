@@ -139,7 +139,7 @@ impl Recovery {
         let recovered = match self.sync.read(handle, None).await {
             Ok((counters, _)) => {
                 handle.mark_ready();
-                metrics::outbox_events(handle.campaign().id.as_str(), counters.backlog);
+                handle.record_backlog(counters.backlog);
                 if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
                     self.evict_leased(handle).await?;
                     return Ok(Recovered::Ready);
@@ -229,7 +229,7 @@ impl Recovery {
         };
         self.registry.update(campaign.clone());
         handle.mark_rules_applied(campaign.version);
-        handle.mark_ready();
+        handle.mark_loaded();
         let (epoch, seconds) = (campaign.epoch.get(), started.elapsed().as_secs_f64());
         if let Recovered::Loaded(claims) = recovered {
             tracing::info!(campaign = %campaign.id, epoch, claims, rescued, seconds, "loaded from SQL");
