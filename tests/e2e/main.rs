@@ -39,6 +39,7 @@ mod imports;
 mod on_postgres;
 mod page;
 mod problems;
+mod request_ids;
 mod roles;
 mod runtimes;
 mod rust_client;
