@@ -41,6 +41,7 @@ mod on_postgres;
 mod packages;
 mod page;
 mod problems;
+mod request_ids;
 mod roles;
 mod runtimes;
 mod rust_client;

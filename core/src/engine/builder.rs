@@ -8,6 +8,7 @@ use redis::{Client, RedisError};
 use super::batcher::ClaimBatcher;
 use super::feed_watch::FeedWatch;
 use super::health::Health;
+use super::measures::Measures;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
@@ -30,6 +31,8 @@ pub struct Engine {
     pub batcher: ClaimBatcher,
     /// Whether both stores answer.
     pub health: Arc<Health>,
+    /// What metrics tell of campaigns and servers.
+    pub(super) measures: Arc<Measures>,
     /// Waits for the feed to go on.
     pub feed_watch: Arc<FeedWatch>,
     /// Sends events to webhooks.
@@ -81,6 +84,7 @@ impl Engine {
             recovery: Arc::clone(&self.recovery),
             sync,
             health: Arc::clone(&self.health),
+            measures: Arc::clone(&self.measures),
             feed_watch: Arc::clone(&self.feed_watch),
             webhook_sender: self.webhook_sender.clone(),
         }
@@ -128,6 +132,7 @@ impl Builder {
             recovery,
             sync,
             health: Arc::default(),
+            measures: Arc::default(),
             feed_watch,
             webhook_sender: self.webhook_sender,
         }

@@ -3,7 +3,9 @@
 
 pub mod batcher;
 mod builder;
+mod busiest;
 mod campaigns;
+mod change_log;
 mod claims;
 mod error;
 mod evicted_answers;
@@ -14,6 +16,7 @@ pub mod foreign;
 pub mod handle;
 pub mod health;
 mod imports;
+mod measures;
 pub mod notices;
 mod queue_state;
 pub mod reconcile;

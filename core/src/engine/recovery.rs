@@ -137,7 +137,7 @@ impl Recovery {
         let recovered = match self.sync.read(handle, None).await {
             Ok((counters, _)) => {
                 handle.mark_ready();
-                metrics::outbox_events(handle.campaign().id.as_str(), counters.backlog);
+                handle.record_backlog(counters.backlog);
                 if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
                     self.evict_leased(handle).await?;
                     return Ok(Recovered::Ready);
@@ -241,7 +241,7 @@ impl Recovery {
         let version = campaign.version;
         self.registry.update(campaign);
         handle.mark_rules_applied(version);
-        handle.mark_ready();
+        handle.mark_loaded();
     }
 
     /// Lets a suspended campaign go on as it is, under a new epoch, if SQL has exactly what its keys hold once `relayed` events

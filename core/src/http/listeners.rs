@@ -57,7 +57,7 @@ fn common(routes: Router<AppState>, state: AppState) -> Router {
 }
 
 async fn metrics(State(state): State<AppState>) -> impl axum::response::IntoResponse {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics())
 }
 
 /// How core is.
@@ -90,7 +90,7 @@ struct RedisNode {
 )]
 pub(super) async fn ready(State(state): State<AppState>) -> ApiResult {
     let health = state.health();
-    let not_ready = |why| Err(ApiError::from(Problem::new(Code::Unavailable, why)));
+    let not_ready = |why| Err(ApiError::because("readyz", Problem::new(Code::Unavailable, why)));
     if !state.is_serving() {
         return not_ready("core is starting: Redis does not answer yet, or another one serves its database");
     }
@@ -104,6 +104,6 @@ pub(super) async fn ready(State(state): State<AppState>) -> ApiResult {
     let told = |is_up| if is_up { "up" } else { "down" };
     let redis_nodes = health.redis_nodes().into_iter();
     let redis_nodes =
-        redis_nodes.map(|node| RedisNode { address: node.address, state: told(node.is_up) }).collect();
+        redis_nodes.map(|node| RedisNode { state: told(node.is_up()), address: node.address }).collect();
     json(StatusCode::OK, &Readiness { redis: "up", sql: told(health.sql.is_up()), redis_nodes })
 }

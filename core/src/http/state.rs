@@ -78,8 +78,9 @@ impl AppState {
         &self.0.shared.authenticator
     }
 
-    pub(super) fn metrics(&self) -> &PrometheusHandle {
-        &self.0.shared.metrics
+    /// Everything that core counts, and the state of campaigns and servers, as Prometheus' text.
+    pub(super) fn metrics(&self) -> String {
+        self.0.shared.metrics.render() + &self.0.engine.measures()
     }
 
     pub(super) fn concurrency_max(&self) -> usize {

@@ -37,7 +37,8 @@ pub(super) async fn confirmed(session: &Session, required: &Required) -> Result<
     let mut after = session.barrier().begun();
     let deadline = Instant::now() + WAIT_MAX;
     let asked = (&*session.name, session.generation);
-    loop {
+    let waiting = session.barrier().wait();
+    let outcome = loop {
         let round = async |connection: &mut RoundConnection, set: &ReplicaSet| {
             let outcome = round(session, connection, set).await;
             if outcome.is_ok() && !session.barrier().passes(session.generation) {
@@ -50,10 +51,12 @@ pub(super) async fn confirmed(session: &Session, required: &Required) -> Result<
                 required.is_outdated();
                 sleep(PAUSE).await;
             }
-            outcome if session.is_current() => return outcome,
-            _ => return Err(NotReplicated::ServerReplaced),
+            outcome if session.is_current() => break outcome,
+            _ => break Err(NotReplicated::ServerReplaced),
         }
-    }
+    };
+    waiting.ends(outcome.is_ok());
+    outcome
 }
 
 async fn round(

@@ -76,6 +76,11 @@ impl Decided {
         self.verdicts.iter().filter(nothing).count() as u64
     }
 
+    /// Whether any claim was granted or held.
+    pub fn has_granted(&self) -> bool {
+        self.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Granted { .. }))
+    }
+
     /// How long until the first hold falls due of which this call tells; zero when more are due than it gave back.
     pub fn hold_due_in(&self) -> Option<Duration> {
         if self.more_due {

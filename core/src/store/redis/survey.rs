@@ -164,10 +164,12 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
     let claims: Option<String> = next(replies)?;
     let holds: Vec<(Vec<u8>, f64)> = next(replies)?.unwrap_or_default();
     let outbox: StreamRangeReply = next(replies)?.unwrap_or_default();
+    // Also of a campaign that is not ready: what its outbox holds waits for SQL.
+    let oldest = outbox.ids.iter().find_map(|entry| written_at(&entry.id));
     let (Some([phase, events_loaded, revisions_loaded]), Some(state)) =
         (fields, state.as_deref().and_then(CampaignState::read))
     else {
-        return Ok(Look::default());
+        return Ok(Look { oldest, ..Look::default() });
     };
     let number = |field: Option<String>| field.and_then(|text| text.parse::<u64>().ok());
     let since_load = state.events.saturating_sub(number(events_loaded).unwrap_or(0));
@@ -183,7 +185,7 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         ready,
         backlog: state.backlog,
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
-        oldest: outbox.ids.iter().find_map(|entry| written_at(&entry.id)),
+        oldest,
         next_hold: holds.iter().find_map(|(_, score)| due_at(*score)),
         ..Look::default()
     })

@@ -23,6 +23,8 @@ use crate::step;
 pub enum Changed {
     /// Written; this is the campaign now.
     Done(Campaign),
+    /// Not written, since it is so already; this is the campaign.
+    AsBefore(Campaign),
     /// Not written: the campaign is at another version; this is the campaign now.
     Conflict(Campaign),
     /// Not written: an import is unfinished. Until it is complete, a campaign can only be ended.
@@ -132,7 +134,7 @@ impl SqlStore {
 
     /// Pauses, resumes or ends the campaign `id`, at whatever version it is: whatever changes it meanwhile comes before or
     /// after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
-    /// [`Changed::Done`]; an end gives up an unfinished import.
+    /// [`Changed::AsBefore`]; an end gives up an unfinished import.
     ///
     /// # Errors
     /// As [`Self::change`].
@@ -156,7 +158,7 @@ impl SqlStore {
             return Ok(Some(Changed::ImportUnfinished));
         }
         if !changes {
-            return Ok(Some(Changed::Done(before)));
+            return Ok(Some(Changed::AsBefore(before)));
         }
         let after = Campaign { admin_state: to, version: before.version.next(), ..before.clone() };
         let after = write_rules(&mut transaction, &before, &after, change).await?;
