@@ -15,7 +15,7 @@ say shell, JavaScript and Lua
 for script in scripts/*.sh tests/*.sh .ci/run; do bash -n "$script"; done
 if has shellcheck; then shellcheck -x scripts/*.sh tests/*.sh .ci/run; fi
 # As modules whatever they are loaded as: by name alone node would not look inside a module.
-for script in client/*.js client/test/*.js edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
+for script in client/*.js client/test/*.js core/dashboard/*.js edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
 biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check

@@ -8,6 +8,7 @@ use redis::{Client, RedisError};
 use super::batcher::ClaimBatcher;
 use super::feed_watch::FeedWatch;
 use super::health::Health;
+use super::live::Live;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
@@ -32,6 +33,8 @@ pub struct Engine {
     pub health: Arc<Health>,
     /// Waits for the feed to go on.
     pub feed_watch: Arc<FeedWatch>,
+    /// Snapshots for those who watch.
+    pub live: Arc<Live>,
     /// Sends events to webhooks.
     pub webhook_sender: WebhookSender,
 }
@@ -82,6 +85,7 @@ impl Engine {
             sync,
             health: Arc::clone(&self.health),
             feed_watch: Arc::clone(&self.feed_watch),
+            live: Arc::clone(&self.live),
             webhook_sender: self.webhook_sender.clone(),
         }
     }
@@ -129,6 +133,7 @@ impl Builder {
             sync,
             health: Arc::default(),
             feed_watch,
+            live: Arc::default(),
             webhook_sender: self.webhook_sender,
         }
     }

@@ -3,8 +3,10 @@
 
 pub mod batcher;
 mod builder;
+mod campaign_looks;
 mod campaigns;
 mod claims;
+pub mod cores;
 mod error;
 mod evicted_answers;
 mod eviction;
@@ -14,6 +16,8 @@ pub mod foreign;
 pub mod handle;
 pub mod health;
 mod imports;
+pub mod live;
+pub mod live_snapshot;
 pub mod notices;
 mod queue_state;
 pub mod reconcile;
