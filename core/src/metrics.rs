@@ -2,7 +2,9 @@
 //! claim.
 
 use std::cell::RefCell;
-use std::sync::LazyLock;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::{
@@ -147,8 +149,10 @@ static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION
 static CACHED: LazyLock<Counter> = LazyLock::new(|| counter!(FROM_CACHE));
 thread_local! {
     /// The counters of the results that this thread has counted: a dozen at most.
-    static RESULTS: RefCell<Vec<(&'static str, Counter)>> = const { RefCell::new(Vec::new()) };
+    static RESULTS: RefCell<Vec<(&'static str, Counter, Arc<AtomicU64>)>> = const { RefCell::new(Vec::new()) };
 }
+/// What every thread has counted, as [`results`] adds it up: a counter of Prometheus cannot be read back.
+static TALLIES: Mutex<Vec<(&'static str, Arc<AtomicU64>)>> = Mutex::new(Vec::new());
 
 /// One call to Redis decided `claims` claims.
 #[allow(clippy::cast_precision_loss)] // at most 256
@@ -175,13 +179,24 @@ pub fn undecided(reason: &'static str) {
 /// One more claim with this result.
 fn count(result: &'static str) {
     RESULTS.with_borrow_mut(|counters| {
-        if let Some((_, counter)) = counters.iter().find(|(name, _)| *name == result) {
+        if let Some((_, counter, tally)) = counters.iter().find(|(name, ..)| *name == result) {
+            tally.fetch_add(1, Ordering::Relaxed);
             return counter.increment(1);
         }
-        let counter = counter!(DECISIONS, "result" => result);
+        let (counter, tally) = (counter!(DECISIONS, "result" => result), Arc::new(AtomicU64::new(1)));
         counter.increment(1);
-        counters.push((result, counter));
+        TALLIES.lock().unwrap_or_else(PoisonError::into_inner).push((result, Arc::clone(&tally)));
+        counters.push((result, counter, tally));
     });
+}
+
+/// How many claims have had each result in this process: a decision's name, or why there was none.
+pub fn results() -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for (result, tally) in TALLIES.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        *sums.entry((*result).to_owned()).or_default() += tally.load(Ordering::Relaxed);
+    }
+    sums
 }
 
 /// Events committed to SQL.

@@ -20,6 +20,7 @@ mod client;
 mod command_line;
 mod contention;
 mod crash;
+mod dashboard;
 mod data_dir;
 mod days;
 mod doctor;

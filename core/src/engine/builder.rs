@@ -8,6 +8,7 @@ use redis::{Client, RedisError};
 use super::batcher::ClaimBatcher;
 use super::feed_watch::FeedWatch;
 use super::health::Health;
+use super::live::Live;
 use super::measures::Measures;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
@@ -35,6 +36,8 @@ pub struct Engine {
     pub(super) measures: Arc<Measures>,
     /// Waits for the feed to go on.
     pub feed_watch: Arc<FeedWatch>,
+    /// Snapshots for those who watch.
+    pub live: Arc<Live>,
     /// Sends events to webhooks.
     pub webhook_sender: WebhookSender,
 }
@@ -86,6 +89,7 @@ impl Engine {
             health: Arc::clone(&self.health),
             measures: Arc::clone(&self.measures),
             feed_watch: Arc::clone(&self.feed_watch),
+            live: Arc::clone(&self.live),
             webhook_sender: self.webhook_sender.clone(),
         }
     }
@@ -134,6 +138,7 @@ impl Builder {
             health: Arc::default(),
             measures: Arc::default(),
             feed_watch,
+            live: Arc::default(),
             webhook_sender: self.webhook_sender,
         }
     }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
+use super::dashboard;
 use super::error::{ApiError, ApiResult};
 use super::extract::json;
 use super::middleware::{finish, limited, not_found};
@@ -38,7 +39,7 @@ pub fn admin_router(state: AppState) -> Router {
     let permits = Arc::new(Semaphore::new(state.concurrency_max()));
     let places = Arc::new(Semaphore::new(state.sql_callers_max().min(FOLLOWERS_MAX)));
     let waiting = limited_to(places, Router::from(waiting_routes()), &state);
-    common(limited_to(permits, routes, &state).merge(waiting), state)
+    common(limited_to(permits, routes, &state).merge(waiting).merge(dashboard::routes()), state)
 }
 
 /// As many of these calls at once as there are `permits`.

@@ -2,6 +2,7 @@
 
 mod admin;
 pub mod auth;
+mod dashboard;
 mod error;
 mod extract;
 pub mod fast_path;

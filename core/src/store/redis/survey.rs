@@ -35,6 +35,10 @@ pub struct Look {
     pub generation: Generation,
     /// Whether nothing speaks against its being ready.
     pub ready: bool,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Units taken.
+    pub taken: u64,
     /// Events in the outbox, by the campaign's own counter.
     pub backlog: u64,
     /// The sum of all claims' revisions, relayed or not: each event raises one by one.
@@ -183,6 +187,8 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         && outbox.ids.first().is_some_and(|entry| entry.id == format!("0-{loaded}"));
     Ok(Look {
         ready,
+        sequence: state.sequence,
+        taken: state.taken,
         backlog: state.backlog,
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
         oldest,
