@@ -205,7 +205,7 @@ async fn read_sql(engine: &Engine) -> Option<(Vec<(CoreRow, Duration)>, Vec<Live
 
 fn redis(engine: &Engine, replication: Option<ReplicationView>) -> LiveRedis {
     let is_up = engine.health.redis.is_up();
-    let node = |NodeState { address, is_up: answered }| LiveNode { address, state: told(answered && is_up) };
+    let node = |node: NodeState| LiveNode { state: told(node.is_up() && is_up), address: node.address };
     LiveRedis {
         state: told(is_up),
         nodes: engine.health.redis_nodes().into_iter().map(node).collect(),
