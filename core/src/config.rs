@@ -34,12 +34,14 @@ pub const BATCH_MAX: usize = 256;
 /// The longest that core goes on serving when it is told to stop.
 const DRAIN_S_MAX: u64 = 300;
 /// The variables that name a file with a secret in it.
-pub const SECRET_FILES: [&str; 6] = [
+pub const SECRET_FILES: [&str; 8] = [
     "CLAIMGATE_ADMIN_TOKENS_FILE",
     "CLAIMGATE_ADMIN_TOKEN_FILE",
     "CLAIMGATE_API_TOKENS_FILE",
+    "CLAIMGATE_DATABASE_URL_FILE",
     "CLAIMGATE_EDGE_KEYS_FILE",
     "CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE",
+    "CLAIMGATE_REDIS_URL_FILE",
     "CLAIMGATE_USER_JWT_KEY_FILE",
 ];
 const API_TOKENS: &str = "CLAIMGATE_API_TOKENS";
@@ -324,10 +326,7 @@ fn or_of_file(given: Option<&str>, variable: &'static str) -> Result<Option<Stri
 
 /// A secret from `NAME`, or from the file that `NAME_FILE` names.
 fn secret(variable: &'static str) -> Result<Option<String>, ConfigError> {
-    if let Ok(text) = std::env::var(variable) {
-        return Ok(Some(text));
-    }
-    of_file(variable)
+    or_of_file(std::env::var(variable).ok().as_deref(), variable)
 }
 
 fn of_file(variable: &'static str) -> Result<Option<String>, ConfigError> {

@@ -84,18 +84,18 @@ impl WebhookHosts {
         Ok(())
     }
 
-    /// Of the addresses that a receiver's name leads to, the first that may be called: a private one only where it is listed
-    /// itself. To be asked at each connection: a name may lead elsewhere by then.
-    pub fn choose(&self, addresses: impl IntoIterator<Item = SocketAddr>) -> Option<SocketAddr> {
-        addresses.into_iter().find(|address| !is_private(address.ip()) || self.lists(address.ip()))
+    /// Of the addresses that a receiver's name leads to, those that may be called: a private one only where it is listed itself,
+    /// with its port. To be asked at each connection: a name may lead elsewhere by then.
+    pub fn callable(&self, addresses: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+        addresses.into_iter().filter(|address| !is_private(address.ip()) || self.lists(*address)).collect()
     }
 
-    fn lists(&self, address: IpAddr) -> bool {
-        let address = canonical(address);
-        self.0.iter().any(|listed| match listed.host {
+    fn lists(&self, address: SocketAddr) -> bool {
+        let ip = canonical(address.ip());
+        self.0.iter().filter(|listed| listed.port == address.port()).any(|listed| match listed.host {
             Host::Domain(_) => false,
-            Host::Ipv4(listed) => address == IpAddr::V4(listed),
-            Host::Ipv6(listed) => address == canonical(IpAddr::V6(listed)),
+            Host::Ipv4(listed) => ip == IpAddr::V4(listed),
+            Host::Ipv6(listed) => ip == canonical(IpAddr::V6(listed)),
         })
     }
 }
@@ -269,17 +269,25 @@ mod tests {
             "2001::1",
         ] {
             let address = SocketAddr::new(private.parse().unwrap(), 443);
-            assert_eq!(hosts.choose([address]), None, "{private}");
+            assert_eq!(hosts.callable([address]), [], "{private}");
         }
         for public in ["1.1.1.1", "172.32.0.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::1.1.1.1"] {
             let address = SocketAddr::new(public.parse().unwrap(), 443);
-            assert_eq!(hosts.choose([address]), Some(address), "{public}");
+            assert_eq!(hosts.callable([address]), [address], "{public}");
         }
         for listed in ["127.0.0.1", "::ffff:127.0.0.1"] {
             let address = SocketAddr::new(listed.parse().unwrap(), 9000);
-            assert_eq!(hosts.choose([address]), Some(address), "{listed}");
+            assert_eq!(hosts.callable([address]), [address], "{listed}");
+            let other_port = SocketAddr::new(listed.parse().unwrap(), 443);
+            assert_eq!(hosts.callable([other_port]), [], "{listed} is listed with another port");
         }
-        let both = ["10.0.0.1:443".parse().unwrap(), "1.1.1.1:443".parse().unwrap()];
-        assert_eq!(hosts.choose(both), Some(both[1]), "the one that may be called");
+    }
+
+    #[test]
+    fn all_addresses_of_a_name_that_may_be_called_are_tried() {
+        let hosts: WebhookHosts = "hooks.example".parse().unwrap();
+        let all = ["[2606:4700::1111]:443", "10.0.0.1:443", "1.1.1.1:443"];
+        let all = all.map(|address| address.parse::<SocketAddr>().unwrap());
+        assert_eq!(hosts.callable(all), [all[0], all[2]]);
     }
 }

@@ -246,6 +246,14 @@ async fn every_secret_that_is_too_short_is_named_and_one_that_all_may_read() {
     doctor(&data.path().join("data"), &environment).await.breaks(&[]).warns(&["secrets.open"]);
     set_mode(&tokens, 0o640);
     doctor(&data.path().join("data"), &environment).await.breaks(&[]).warns(&[]);
+
+    let url = data.path().join("url");
+    fs::write(&url, format!("postgres://claimgate:secret@{}/claims", free_address())).unwrap();
+    let environment = [("CLAIMGATE_DATABASE_URL_FILE", url.to_str().unwrap())];
+    for (mode, warned) in [(0o644, &["secrets.open"][..]), (0o640, &[])] {
+        set_mode(&url, mode);
+        doctor(&data.path().join("data"), &environment).await.breaks(&["database.reachable"]).warns(warned);
+    }
 }
 
 #[tokio::test]

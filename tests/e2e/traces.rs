@@ -248,12 +248,16 @@ async fn own_trace(collector: &Collector, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_away_holds_up_no_claim_and_no_stop() {
-    let mut core = traced(&format!("http://{}", free_address()), "1").start().await;
-    core.create("demo", json!({"total": 10})).await;
-    for user in ["alice", "bob"] {
-        claim(&core, user, TRACE, "01").await.expect(201);
+async fn a_collector_that_is_away_or_hangs_holds_up_no_claim_and_no_stop() {
+    // Connections are accepted, and no request is answered.
+    let hangs = TcpListener::bind(free_address()).await.unwrap();
+    for collector in [free_address(), hangs.local_addr().unwrap()] {
+        let mut core = traced(&format!("http://{collector}"), "1").start().await;
+        core.create("demo", json!({"total": 10})).await;
+        for user in ["alice", "bob"] {
+            claim(&core, user, TRACE, "01").await.expect(201);
+        }
+        core.process().signal(Signal::TERM);
+        assert!(core.process().wait(SOON).await.success());
     }
-    core.process().signal(Signal::TERM);
-    assert!(core.process().wait(SOON).await.success());
 }

@@ -52,6 +52,14 @@ async fn a_file_that_is_not_there_or_a_url_given_twice_is_named() {
             vec![("CLAIMGATE_DATABASE_URL_FILE", url), ("CLAIMGATE_DATABASE_URL", "postgres://a/")],
             "CLAIMGATE_DATABASE_URL: is given twice",
         ),
+        // Else a secret that was changed in the file would go on as it was.
+        (
+            vec![
+                ("CLAIMGATE_API_TOKENS_FILE", url),
+                ("CLAIMGATE_API_TOKENS", "shop:one-that-is-long-enough-for-a-token"),
+            ],
+            "CLAIMGATE_API_TOKENS: is given twice",
+        ),
     ] {
         let log = directory.path().join("log");
         let mut serve = command(&binary::claimgate());

@@ -1,6 +1,6 @@
 //! Webhooks: signed, retried, in order per claim, to listed hosts alone; one receiver's trouble is no other's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,12 +20,10 @@ use support::core_process::API_TOKEN;
 use support::process::free_address;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
 
 use crate::command_line::ask;
 use crate::on_postgres::on_postgres;
@@ -63,6 +61,8 @@ struct Receiver {
     url: String,
     came: Arc<Mutex<Vec<Came>>>,
     manners: Manners,
+    /// Lets an answer of status 100 go, as 200.
+    let_go: Arc<Notify>,
 }
 
 impl Receiver {
@@ -77,7 +77,7 @@ impl Receiver {
 
     fn at(origin: &str) -> Self {
         let manners: Manners = Arc::new(Mutex::new(Box::new(|_, _| StatusCode::NO_CONTENT.into_response())));
-        Self { url: format!("{origin}/hook"), came: Arc::default(), manners }
+        Self { url: format!("{origin}/hook"), came: Arc::default(), manners, let_go: Arc::default() }
     }
 
     fn routes(&self) -> Router {
@@ -121,8 +121,9 @@ async fn take(State(receiver): State<Receiver>, headers: HeaderMap, body: Bytes)
     };
     let response = receiver.manners.lock().unwrap()(&came.json(), times);
     if response.status() == StatusCode::CONTINUE {
-        // It never answers.
-        std::future::pending::<()>().await;
+        // It never answers, unless the test lets it.
+        receiver.let_go.notified().await;
+        return status(200);
     }
     response
 }
@@ -193,7 +194,7 @@ async fn each_change_is_told_signed(core: Core, sql: Sql, receiver: &Receiver) {
     }
     let forged = Came { body: came[0].body.replace("ann", "eve"), ..came[0].clone() };
     assert!(!forged.is_signed_with(&secret));
-    let ids: std::collections::BTreeSet<_> = came.iter().map(|event| &event.id).collect();
+    let ids: BTreeSet<_> = came.iter().map(|event| &event.id).collect();
     assert_eq!(ids.len(), 4, "one a change");
 
     let shown = until(&core, &id, |webhook| webhook["delivered"] == 4).await;
@@ -339,6 +340,8 @@ async fn five_parked_events_disable_it_and_enabled_it_goes_on_where_it_stopped()
     let receiver = Receiver::start().await;
     receiver.behaves(|_, _| status(503));
     let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "1").start().await;
+    let metrics = core.admin_get("/metrics").await.text();
+    assert!(metrics.contains("claimgate_webhook_deliveries_total{outcome=\"parked\"} 0"), "{metrics}");
     core.create("demo", json!({"total": 100})).await;
     let (id, _) = webhook(&core, &receiver).await;
     for user in ["a", "b", "c", "d", "e"] {
@@ -357,7 +360,7 @@ async fn five_parked_events_disable_it_and_enabled_it_goes_on_where_it_stopped()
         (&first["status"], &first["last_error"], &first["next_at"]),
         (&json!("parked"), &json!("status 503"), &Value::Null)
     );
-    assert!(first["tries"].as_u64().unwrap() >= 2, "{first}");
+    assert!(first["tries"].as_u64().unwrap() >= 8, "{first}");
     let page = core.admin_get(&format!("{path}?limit=2")).await.expect(200).json();
     let rest = format!("{path}?cursor={}", page["next_cursor"].as_str().unwrap());
     assert_eq!(core.admin_get(&rest).await.expect(200).json()["items"].as_array().unwrap().len(), 3);
@@ -445,17 +448,7 @@ async fn a_core_that_was_killed_goes_on_where_it_was() {
 
 /// A receiver behind TLS, with this certificate and key.
 async fn serve_tls(receiver: Receiver, address: std::net::SocketAddr, certificates: &Certificates) {
-    let chain = CertificateDer::pem_file_iter(certificates.file("server.pem")).unwrap();
-    let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-    let key = PrivateKeyDer::from_pem_file(certificates.file("server.key")).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .unwrap();
-    let (acceptor, listener) =
-        (TlsAcceptor::from(Arc::new(config)), TcpListener::bind(address).await.unwrap());
+    let (acceptor, listener) = (certificates.acceptor(), TcpListener::bind(address).await.unwrap());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let (acceptor, service) = (acceptor.clone(), TowerToHyperService::new(receiver.routes()));
@@ -513,4 +506,150 @@ async fn an_answer_without_end_and_one_that_comes_too_late_are_cut_off() {
         let tested = core.client().send(request.timeout(Duration::from_secs(30))).await.expect("an answer");
         assert_eq!(tested.expect(200).json()["error"], expected);
     }
+}
+
+#[tokio::test]
+async fn a_status_counts_whatever_becomes_of_the_body_behind_it() {
+    let listener = TcpListener::bind(free_address()).await.unwrap();
+    let receiver = Receiver::at(&format!("http://{}", listener.local_addr().unwrap()));
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut [0; 4096]).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ntak").await.unwrap();
+            open.push(stream);
+        }
+    });
+    let core = listing(&[&receiver]).start().await;
+    let (id, _) = webhook(&core, &receiver).await;
+    let tested = core.admin(Method::POST, &format!("/admin/v1/webhooks/{id}/test"), &Value::Null).await;
+    assert_eq!(tested.expect(200).json(), json!({"delivered": true, "error": null}));
+}
+
+/// A campaign that holds its claims, and the id of one by `user`.
+async fn held(core: &Core, user: &str) -> Value {
+    let mut body = campaign("demo", json!({"total": 100}));
+    body["hold_seconds"] = json!(3600);
+    core.create_with(body).await;
+    core.claim("demo", user, "k").await.expect(201).json()["claim"]["id"].clone()
+}
+
+#[tokio::test]
+async fn an_event_behind_another_one_has_its_own_time_for_tries() {
+    let receiver = Receiver::start().await;
+    receiver.behaves(|_, _| status(500));
+    let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "4").start().await;
+    let (id, _) = webhook(&core, &receiver).await;
+    let claim = held(&core, "ann").await;
+    until(&core, &id, |webhook| webhook["waiting"] == 1).await;
+    transition(&core, &claim, "confirm").await;
+    until(&core, &id, |webhook| webhook["parked"] == 2).await;
+    let events = core.admin_get(&format!("/admin/v1/webhooks/{id}/deliveries")).await.expect(200).json();
+    let since =
+        |at: usize| events["items"][at]["first_at"].as_str().unwrap().parse::<jiff::Timestamp>().unwrap();
+    let apart = since(1).duration_since(since(0));
+    assert!(apart.as_millis() >= 4000, "its time began while it was not tried: {events}");
+}
+
+/// Looks at what waits for webhooks that a core with its database makes a second.
+async fn looks_a_second(sql: &Sql) -> f64 {
+    const SCANS: &str = "SELECT seq_scan + COALESCE(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = $1";
+    let (before, started) = (sql.number(SCANS, "webhook_events").await, Instant::now());
+    sleep(Duration::from_secs(4)).await;
+    let looks = sql.number(SCANS, "webhook_events").await - before;
+    f64::from(i32::try_from(looks).unwrap()) / started.elapsed().as_secs_f64()
+}
+
+#[tokio::test]
+async fn an_event_behind_another_one_is_not_looked_at_all_the_time() {
+    let receiver = Receiver::start().await;
+    receiver.behaves(|_, _| status(500));
+    let Some((core, sql, _postgres)) = on_postgres("webhooks", listing(&[&receiver])).await else { return };
+    let (id, _) = webhook(&core, &receiver).await;
+    let claim = held(&core, "ann").await;
+    until(&core, &id, |webhook| webhook["waiting"] == 1).await;
+    transition(&core, &claim, "confirm").await;
+    until(&core, &id, |webhook| webhook["waiting"] == 2).await;
+    let looks = looks_a_second(&sql).await;
+    assert!(looks < 100.0, "{looks:.0} looks a second for an event behind another one");
+}
+
+#[tokio::test]
+async fn a_core_that_has_lost_its_lease_takes_no_event_away() {
+    let receiver = Receiver::start().await;
+    receiver.behaves(|_, times| status(if times == 1 { 500 } else { 100 }));
+    let core = listing(&[&receiver]).with("CLAIMGATE_WEBHOOK_RETRY_S", "16").start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let (id, _) = webhook(&core, &receiver).await;
+    core.claim("demo", "ann", "k").await.expect(201);
+    receiver.told(2).await;
+    // Meanwhile another core has delivered it, and put off another event, which has got its number.
+    let sql = core.sql();
+    let lease =
+        |holder: &str, until: i64| format!("UPDATE webhooks SET holder = '{holder}', held_until = {until}");
+    sql.run(lease("another", 9_000_000_000_000)).await;
+    assert_eq!(sql.run("UPDATE webhook_events SET event_id = 'evt_another'".to_owned()).await, 1);
+    receiver.behaves(|_, _| status(200));
+    receiver.let_go.notify_one();
+    sql.run(lease("", 0)).await;
+    eventually(2 * SOON, || async {
+        let came = receiver.came();
+        holds(came.iter().any(|event| event.id == "evt_another"), || format!("{came:#?}"))
+    })
+    .await;
+    until(&core, &id, |webhook| webhook["waiting"] == 0).await;
+}
+
+#[tokio::test]
+async fn a_new_webhook_is_not_told_of_what_was_there_before_the_feed() {
+    let receiver = Receiver::start().await;
+    let core = listing(&[&receiver]).start().await;
+    let sql = core.sql();
+    core.create("demo", json!({"total": 10})).await;
+    core.create("empty", json!({"total": 10})).await;
+    core.claim("demo", "early", "k").await.expect(201);
+    sql.until("demo", 1).await;
+    // As a database is that is older than the feed: one row for each campaign, the last of one without claims.
+    for statement in [
+        "DELETE FROM feed",
+        "INSERT INTO feed (number, campaign_id) SELECT ROW_NUMBER() OVER (ORDER BY id), id FROM campaigns",
+        "UPDATE feed_position SET last_number = 2",
+    ] {
+        sql.run(statement.to_owned()).await;
+    }
+    webhook(&core, &receiver).await;
+    core.claim("empty", "late", "k").await.expect(201);
+    core.claim("demo", "later", "k").await.expect(201);
+    // A claim may be told twice: with its campaign, and by itself.
+    let told = eventually(2 * SOON, || async {
+        let told: BTreeSet<_> = receiver.came().iter().map(Came::told).collect();
+        if told.contains("late granted") && told.contains("later granted") {
+            Ok(told)
+        } else {
+            Err(format!("{told:?}"))
+        }
+    })
+    .await;
+    assert!(!told.contains("early granted"), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_claim_that_cannot_be_read_and_stops_a_webhook_is_told_to_the_operator() {
+    let receiver = Receiver::start().await;
+    let core = listing(&[&receiver]).start().await;
+    let sql = core.sql();
+    core.create("demo", json!({"total": 10})).await;
+    let (id, _) = webhook(&core, &receiver).await;
+    sql.run("UPDATE webhooks SET holder = 'another', held_until = 9000000000000".to_owned()).await;
+    core.claim("demo", "ann", "k").await.expect(201);
+    sql.until("demo", 1).await;
+    sql.run("UPDATE claims SET sequence = -1".to_owned()).await;
+    sql.run("UPDATE webhooks SET holder = '', held_until = 0".to_owned()).await;
+    eventually(2 * SOON, || async {
+        let log = core.log();
+        let is_said =
+            |line: &str| ["ERROR", "stand still", "cannot read", &id].iter().all(|part| line.contains(part));
+        holds(log.lines().any(is_said), || log.clone())
+    })
+    .await;
 }

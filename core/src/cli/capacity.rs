@@ -15,11 +15,10 @@ const BASE_BYTES: f64 = (12 << 20) as f64;
 const BACKLOG_BYTES: f64 = (64 << 20) as f64;
 /// Of `maxmemory`: what a machine must have besides, while Redis rewrites its append-only file beside claims.
 const REWRITE: f64 = 1.5;
-/// Processor time for a claim, in microseconds: of Redis where one campaign takes all, and where each is of another one; of core's
-/// HTTP threads; and of the relay for a row.
-const REDIS_HOT_US: f64 = 3.7;
-const REDIS_SPREAD_US: f64 = 26.0;
-const HTTP_US: f64 = 16.0;
+/// Processor time for a claim, in microseconds, where one campaign takes all, and where each is of another one: of Redis, and of
+/// core's HTTP threads. And of the relay for a row.
+const REDIS_US: [f64; 2] = [3.7, 26.0];
+const HTTP_US: [f64; 2] = [16.0, 25.0];
 const RELAY_US: f64 = 5.0;
 /// So many campaigns take turns that a call to Redis decides one claim.
 const SPREAD_CAMPAIGNS: f64 = 1000.0;
@@ -97,7 +96,8 @@ impl CapacityArgs {
         let (users, rate) = (self.users as f64, self.rate as f64);
         let claims = self.claims.unwrap_or(self.users).max(1) as f64;
         let spread = ((self.campaigns - 1) as f64 / SPREAD_CAMPAIGNS).min(1.0);
-        let redis_us = REDIS_HOT_US + (REDIS_SPREAD_US - REDIS_HOT_US) * spread;
+        let a_claim = |[hot, cold]: [f64; 2]| hot + (cold - hot) * spread;
+        let redis_us = a_claim(REDIS_US);
         let busy = rate * redis_us / 1e6;
         let mut warnings = Vec::new();
         let wanted = (busy / USED_MAX).ceil().max(1.0);
@@ -111,7 +111,7 @@ impl CapacityArgs {
         }
         let bytes = (users.min(claims) * USER_BYTES + (claims - users).max(0.0) * CLAIM_BYTES) / primaries;
         let maxmemory = bytes * 1.25 + BASE_BYTES + BACKLOG_BYTES;
-        let core_us = HTTP_US + RELAY_US;
+        let core_us = a_claim(HTTP_US) + RELAY_US;
         let processors = (rate * core_us / 1e6 / USED_MAX).ceil().max(1.0);
         let cores = (processors / CORE_THREADS).ceil().max(2.0);
         let relayed_a_second = USED_MAX * 1e6 / RELAY_US;
@@ -169,6 +169,10 @@ mod tests {
     fn many_campaigns_need_more_redis_servers_and_one_cannot_have_them() {
         let spread = plan(1_000_000, 100_000, None, 10_000, 1);
         assert_eq!((spread.redis_primaries, spread.redis_replicas), (4, 8), "{spread:?}");
+        // 30 µs a claim, where claims of one campaign take 21.
+        assert_eq!((spread.cores, spread.core_processors), (2, 3), "{spread:?}");
+        let one = plan(1_000_000, 100_000, None, 1, 1);
+        assert_eq!((one.cores, one.core_processors), (2, 2), "{one:?}");
         assert!(spread.warnings.is_empty());
         let hot = plan(1_000_000, 1_000_000, None, 1, 1);
         assert_eq!((hot.redis_primaries, hot.redis_replicas), (1, 2));

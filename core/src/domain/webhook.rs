@@ -15,8 +15,9 @@ pub const PARKED_MAX: u64 = 5;
 /// The wait before an event's second try; it doubles with each further one.
 const PAUSE_MIN: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_hours(1);
-/// Tries that there are at least before an event is parked, however short the time for them is.
-const TRIES_MIN: u32 = 8;
+/// Tries that there are at least before an event is parked, however short the time for them is, and however much of it core was
+/// not there.
+pub const TRIES_MIN: u32 = 8;
 
 /// A receiver that is told of changed claims.
 #[derive(Clone)]

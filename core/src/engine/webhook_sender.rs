@@ -4,6 +4,7 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +30,9 @@ use crate::webhook_hosts::{Receiver, WebhookHosts};
 
 /// The longest that one try may take, from the resolver's answer to the end of the receiver's.
 pub const TRY_MAX: Duration = Duration::from_secs(10);
-/// As much of an answer is read, and thrown away.
+/// As much of an answer is read, for so long, and thrown away.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
+const ANSWER_READ_MAX: Duration = Duration::from_secs(1);
 
 /// How a try went.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +114,7 @@ impl WebhookSender {
         let receiver = Receiver::parse(&webhook.url).map_err(Unreachable::other)?;
         self.hosts.check(&receiver).map_err(Unreachable::other)?;
         let request = request(&receiver, webhook, event, now)?;
-        let stream = TcpStream::connect(self.resolve(&receiver).await?).await?;
+        let stream = TcpStream::connect(&self.resolve(&receiver).await?[..]).await?;
         // Nothing follows the request that could be sent along with it.
         stream.set_nodelay(true)?;
         let tls = self.tls.as_ref().filter(|_| !receiver.is_plain);
@@ -126,19 +128,23 @@ impl WebhookSender {
         Ok(judge(&response))
     }
 
-    async fn resolve(&self, receiver: &Receiver) -> Result<std::net::SocketAddr, Unreachable> {
+    /// The addresses that a receiver may be called at: one at least.
+    async fn resolve(&self, receiver: &Receiver) -> Result<Vec<SocketAddr>, Unreachable> {
         let addresses: Vec<_> = lookup_host((receiver.name(), receiver.port)).await?.collect();
         if addresses.is_empty() {
             return Err(Unreachable::other("its name has no address"));
         }
-        self.hosts.choose(addresses).ok_or(Unreachable::Private)
+        let callable = self.hosts.callable(addresses);
+        if callable.is_empty() { Err(Unreachable::Private) } else { Ok(callable) }
     }
 }
 
 /// Why a receiver gave no answer.
 #[derive(Debug, thiserror::Error)]
 enum Unreachable {
-    #[error("its name leads to a private address, which is not in CLAIMGATE_WEBHOOK_HOSTS itself")]
+    #[error(
+        "its name leads to a private address, which is not in CLAIMGATE_WEBHOOK_HOSTS itself, with this port"
+    )]
     Private,
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -186,7 +192,7 @@ fn request(
         .map_err(Unreachable::other)
 }
 
-/// Sends `request` and returns the head of the answer, once its body was read as far as it is looked at.
+/// Sends `request` and returns the head of the answer. Its body is read only so that a receiver can end it in peace.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
@@ -194,8 +200,8 @@ async fn exchange(
     let (mut sender, connection) = http1::handshake::<_, Full<Bytes>>(TokioIo::new(stream)).await?;
     let ask = async {
         let (head, body): (_, Incoming) = sender.send_request(request).await?.into_parts();
-        // Longer answers are cut off: the status has told all.
-        let _ = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+        // Longer and slower ones are cut off: the status has told all.
+        let _ = timeout(ANSWER_READ_MAX, Limited::new(body, ANSWER_BYTES_MAX).collect()).await;
         Ok(head)
     };
     // It may end before the answer is taken, which then comes all the same, or tells why not.

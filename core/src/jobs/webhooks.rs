@@ -4,7 +4,7 @@
 //! Events come from the feed, each claim as it stands. Those of one claim are told in their order: one that was not taken waits
 //! in SQL, and those behind it of the same claim with it; other claims' go on. After a day it is parked.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::clock;
-use crate::domain::webhook::{PARKED_MAX, WaitingEvent, Webhook, WebhookEvent, pause};
+use crate::domain::webhook::{PARKED_MAX, TRIES_MIN, WaitingEvent, Webhook, WebhookEvent, pause};
 use crate::engine::webhook_sender::Sent;
 use crate::engine::{Engine, EngineError};
 use crate::metrics;
@@ -30,6 +30,10 @@ const LEASE: Duration = Duration::from_secs(45);
 const AT_ONCE: u32 = 16;
 /// With so many events waiting, the feed is not read on: the receiver takes none.
 const UNTAKEN_MAX: u32 = 256;
+/// The least between two looks that find nothing: the feed may go on for other campaigns alone.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// How long a webhook is left alone of which something cannot be read.
+const UNREADABLE: Duration = Duration::from_secs(60);
 /// The most that is left of a lease when core stops to give it back.
 const RELEASE_MAX: Duration = Duration::from_millis(500);
 
@@ -65,36 +69,38 @@ impl Webhooks {
 
     /// Keeps a task at work on each webhook that is enabled.
     async fn supervise(self: Arc<Self>) -> Infallible {
-        let mut tasks = JoinSet::new();
-        let mut at_work = HashSet::new();
+        let (mut tasks, mut at_work) = (JoinSet::new(), HashMap::new());
         loop {
-            while let Some(ended) = tasks.try_join_next() {
-                if let Ok(id) = ended {
-                    at_work.remove::<String>(&id);
-                } else {
-                    // Which one it was is not told; those that are at work keep their leases from the others.
-                    tasks.abort_all();
-                    at_work.clear();
-                }
+            while let Some(ended) = tasks.try_join_next_with_id() {
+                at_work.remove(&ended.map_or_else(|error| error.id(), |(task, ())| task));
             }
             match self.engine.webhooks().await {
                 Ok(webhooks) => {
                     tell(&webhooks);
-                    for webhook in webhooks.iter().filter(|webhook| webhook.disabled_because.is_none()) {
-                        if at_work.insert(webhook.id.clone()) {
-                            let (this, id) = (Arc::clone(&self), webhook.id.clone());
-                            tasks.spawn(async move {
-                                if let Err(error) = this.deliver(&id).await {
-                                    tracing::debug!(%error, webhook = id, "deliveries stand still");
-                                }
-                                id
-                            });
+                    for webhook in webhooks {
+                        let is_at_work = at_work.values().any(|id| *id == webhook.id);
+                        if webhook.disabled_because.is_none() && !is_at_work {
+                            let work = Arc::clone(&self).work(webhook.id.clone());
+                            at_work.insert(tasks.spawn(work).id(), webhook.id);
                         }
                     }
                 }
                 Err(error) => tracing::debug!(%error, "webhooks are not looked for"),
             }
             sleep(LOOK).await;
+        }
+    }
+
+    /// Delivers for the webhook `id`, until another look at it is due.
+    async fn work(self: Arc<Self>, id: String) {
+        match self.deliver(&id).await {
+            Err(error @ EngineError::Sql(SqlError::Unreadable(_))) => {
+                tracing::error!(%error, webhook = id, "its deliveries stand still");
+                sleep(UNREADABLE).await;
+            }
+            // That SQL is away is told elsewhere.
+            Err(error) => tracing::debug!(%error, webhook = id, "its deliveries stand still"),
+            Ok(()) => {}
         }
     }
 
@@ -116,17 +122,14 @@ impl Webhooks {
             if !self.retry_due(&webhook, &waiting).await? {
                 return Ok(());
             }
+            if waiting.len() >= UNTAKEN_MAX as usize {
+                sleep(until_next(&waiting, clock::now()).max(BETWEEN_LOOKS)).await;
+                continue;
+            }
             let page = self.next_page(&webhook).await?;
-            let is_full = waiting.len() >= UNTAKEN_MAX as usize;
-            if page.items.is_empty() || is_full {
-                let next = waiting.iter().map(|event| event.next_at.as_ms() - clock::now().as_ms()).min();
-                let next =
-                    next.map_or(LOOK, |ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))).min(LOOK);
-                if is_full {
-                    sleep(next.max(LOOK / 20)).await;
-                } else {
-                    self.engine.feed_goes_on(&page, next).await?;
-                }
+            if page.items.is_empty() {
+                sleep(BETWEEN_LOOKS).await;
+                self.engine.feed_goes_on(&page, until_next(&waiting, clock::now())).await?;
             } else if !self.deliver_page(&webhook, &waiting, page).await? {
                 return Ok(());
             }
@@ -194,17 +197,18 @@ impl Webhooks {
 
     /// Tries again what is due of `waiting`, of each claim the first. `false` when the deliveries end.
     async fn retry_due(&self, webhook: &Webhook, waiting: &[WaitingEvent]) -> Result<bool, SqlError> {
-        let (now, mut claims) = (clock::now(), HashSet::new());
-        let first = waiting.iter().filter(|waiting| claims.insert(waiting.event.claim_id.as_str()));
-        let due = first.filter(|waiting| waiting.next_at <= now).take(AT_ONCE as usize);
+        let now = clock::now();
+        let due = first_of_each(waiting).filter(|waiting| waiting.next_at <= now).take(AT_ONCE as usize);
         let tried =
             join_all(due.map(async |waiting| (waiting, self.send(webhook, &waiting.event).await))).await;
         let (sql, mut parked) = (&self.engine.sync.sql, webhook.parked);
         for (waiting, sent) in tried {
             let (why, after) = match sent {
                 Sent::Delivered => {
-                    sql.took_waiting(&webhook.id, waiting.number, clock::now()).await?;
-                    continue;
+                    if sql.took_waiting(&webhook.id, &self.holder, waiting.number, clock::now()).await? {
+                        continue;
+                    }
+                    return Ok(false);
                 }
                 Sent::Gone => {
                     self.disable(webhook, "the receiver has answered 410").await?;
@@ -213,6 +217,9 @@ impl Webhooks {
                 Sent::Failed(why, after) => (why, after),
             };
             let put_off = self.put_off(waiting.clone(), why, after);
+            if !sql.put_off_waiting(&webhook.id, &self.holder, &put_off).await? {
+                return Ok(false);
+            }
             if put_off.parked {
                 parked += 1;
                 metrics::webhook_delivery("parked");
@@ -224,7 +231,6 @@ impl Webhooks {
                     "an event was not taken and is parked"
                 );
             }
-            sql.put_off_waiting(&webhook.id, &put_off).await?;
         }
         if parked >= PARKED_MAX {
             self.disable(webhook, &format!("{parked} events are parked")).await?;
@@ -248,7 +254,8 @@ impl Webhooks {
             "a webhook is disabled: `claimgate webhooks enable {}`",
             webhook.id
         );
-        self.engine.sync.sql.disable_webhook(webhook, why, By { who: "core", at: clock::now() }).await
+        let by = By { who: "core", at: clock::now() };
+        self.engine.sync.sql.disable_webhook(webhook, &self.holder, why, by).await
     }
 
     /// A new event that waits: after a first try that failed so, or behind others of its claim.
@@ -269,7 +276,7 @@ impl Webhooks {
         // An event that waited behind another one was not tried meanwhile.
         let first_at = if waiting.tries == 0 { now } else { waiting.first_at };
         let wait = pause(tries, self.retry, draw()).max(after.unwrap_or_default().min(self.retry / 8));
-        let parked = later(first_at, self.retry) <= now;
+        let parked = tries >= TRIES_MIN && later(first_at, self.retry) <= now;
         WaitingEvent { parked, tries, first_at, next_at: later(now, wait), last_error: why, ..waiting }
     }
 }
@@ -278,6 +285,18 @@ fn tell(webhooks: &[Webhook]) {
     let disabled = webhooks.iter().filter(|webhook| webhook.disabled_because.is_some()).count();
     let waiting = webhooks.iter().map(|webhook| webhook.waiting).sum();
     metrics::webhooks(disabled, waiting, webhooks.iter().map(|webhook| webhook.parked).sum());
+}
+
+/// The first waiting event of each claim: it alone is tried.
+fn first_of_each(waiting: &[WaitingEvent]) -> impl Iterator<Item = &WaitingEvent> {
+    let mut claims = HashSet::new();
+    waiting.iter().filter(move |waiting| claims.insert(waiting.event.claim_id.as_str()))
+}
+
+/// How long it is until one of those that wait is due, or a look is.
+fn until_next(waiting: &[WaitingEvent], now: Timestamp) -> Duration {
+    let next = first_of_each(waiting).map(|waiting| waiting.next_at.as_ms() - now.as_ms()).min();
+    next.map_or(LOOK, |ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0))).min(LOOK)
 }
 
 fn later(now: Timestamp, by: Duration) -> Timestamp {

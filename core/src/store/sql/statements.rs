@@ -134,9 +134,10 @@ statements! {
     FEED_OF_CAMPAIGN = concat!("SELECT ", as_text!(), " || ' ' || updated_at FROM claims \
         WHERE campaign_id = $1 AND (user_id, digest) > ($2, $3) ORDER BY user_id, digest LIMIT $4");
 
-    /// The last of these.
-    FEED_LAST_OF_CAMPAIGN = "SELECT user_id, digest FROM claims WHERE campaign_id = $1 \
-        ORDER BY user_id DESC, digest DESC LIMIT 1";
+    /// The last row of the feed that tells of any claim, and what it tells of: of a whole campaign its last claim.
+    FEED_END = "SELECT number, told FROM (SELECT number, COALESCE(claims, (SELECT user_id || '.' || digest FROM claims \
+        WHERE claims.campaign_id = feed.campaign_id ORDER BY user_id DESC, digest DESC LIMIT 1)) AS told FROM feed) AS ends \
+        WHERE told IS NOT NULL ORDER BY number DESC LIMIT 1";
 
     /// These claims, each behind the place that it is asked for with, for the feed. Not a join, as in [`REVISIONS`].
     FEED_OF_CLAIMS = concat!("SELECT CAST(value->>0 AS BIGINT), (SELECT ", as_text!(), " || ' ' || updated_at FROM claims \
@@ -151,6 +152,9 @@ statements! {
         COALESCE(MAX(CASE WHEN status <> 'revoked' THEN sequence END), 0), \
         CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
         FROM claims WHERE campaign_id = $1";
+
+    /// Whether SQL has refused any of a campaign's claims.
+    REFUSED = "SELECT 1 FROM claims WHERE campaign_id = $1 AND status = 'revoked' LIMIT 1";
 
     /// How far SQL has followed each of these claims: 0 where it lacks one, and further than any can go where it holds it as
     /// revoked. Not a join: which side PostgreSQL begins with would depend on its statistics.

@@ -20,10 +20,6 @@ const SELECT: &str = "SELECT id, url, campaign_id, secret, old_secret, old_secre
     (SELECT COUNT(*) FROM webhook_events WHERE webhook_id = id AND parked = 0) AS waiting, \
     (SELECT COUNT(*) FROM webhook_events WHERE webhook_id = id AND parked = 1) AS parked_count FROM webhooks";
 
-/// The feed's end, and the row there.
-const END: &str =
-    "SELECT feed_id, number, campaign_id, claims FROM feed_position LEFT JOIN feed ON number = last_number";
-
 /// What was done for a webhook in one round, for [`SqlStore::advance_webhook`].
 #[derive(Debug)]
 pub struct Progress<'a> {
@@ -54,32 +50,14 @@ impl SqlStore {
 
     /// The feed's end: a webhook that is made now is told what comes behind it.
     pub(crate) async fn feed_end_cursor(&self) -> Result<FeedCursor, SqlError> {
-        let row = sqlx::query(END).fetch_one(&self.pool).await?;
-        let feed_id: String = row.try_get("feed_id")?;
-        let Some(number) = row.try_get::<Option<i64>, _>("number")? else {
+        let feed_id =
+            sqlx::query("SELECT feed_id FROM feed_position").fetch_one(&self.pool).await?.try_get(0)?;
+        let Some(end) = sqlx::query(statements::FEED_END).fetch_optional(&self.pool).await? else {
             return Ok(FeedCursor::begin(feed_id));
         };
-        let last = if let Some(claims) = row.try_get::<Option<String>, _>("claims")? {
-            claims.rsplit(' ').next().map(str::to_owned)
-        } else {
-            let campaign: String = row.try_get("campaign_id")?;
-            let last = sqlx::query(statements::FEED_LAST_OF_CAMPAIGN)
-                .bind(campaign)
-                .fetch_optional(&self.pool)
-                .await?;
-            let text = |row: AnyRow| {
-                Ok::<_, SqlError>(format!(
-                    "{}.{}",
-                    row.try_get::<String, _>(0)?,
-                    row.try_get::<String, _>(1)?
-                ))
-            };
-            last.map(text).transpose()?
-        };
-        Ok(last.map_or_else(
-            || FeedCursor::begin(row.get("feed_id")),
-            |claim| FeedCursor::behind(feed_id, unsigned(number).unwrap_or_default(), claim),
-        ))
+        let (number, told): (i64, String) = (end.try_get(0)?, end.try_get(1)?);
+        let last = told.rsplit(' ').next().unwrap_or_default();
+        Ok(FeedCursor::behind(feed_id, unsigned(number)?, last.to_owned()))
     }
 
     /// Stores a new webhook.
@@ -251,57 +229,83 @@ impl SqlStore {
         Ok(true)
     }
 
-    /// Records that a webhook has taken an event that waited.
-    pub(crate) async fn took_waiting(&self, id: &str, number: i64, now: Timestamp) -> Result<(), SqlError> {
+    /// Records that a webhook has taken an event that waited; `false` when `holder` holds the lease no more: the event's number
+    /// may be another one's by now.
+    pub(crate) async fn took_waiting(
+        &self,
+        id: &str,
+        holder: &str,
+        number: i64,
+        now: Timestamp,
+    ) -> Result<bool, SqlError> {
         step::before("sql:took_waiting").await;
         let mut transaction = self.pool.begin().await?;
+        let counted = sqlx::query(
+            "UPDATE webhooks SET delivered = delivered + 1, delivered_at = $3 WHERE id = $1 AND holder = $2",
+        )
+        .bind(id)
+        .bind(holder)
+        .bind(now.as_ms())
+        .execute(&mut *transaction)
+        .await?;
+        if counted.rows_affected() == 0 {
+            return Ok(false);
+        }
         sqlx::query("DELETE FROM webhook_events WHERE webhook_id = $1 AND number = $2")
             .bind(id)
             .bind(number)
             .execute(&mut *transaction)
             .await?;
-        sqlx::query("UPDATE webhooks SET delivered = delivered + 1, delivered_at = $2 WHERE id = $1")
-            .bind(id)
-            .bind(now.as_ms())
-            .execute(&mut *transaction)
-            .await?;
         step::after(transaction.commit().await)?;
-        Ok(())
+        Ok(true)
     }
 
-    /// Records another try of an event that waits.
-    pub(crate) async fn put_off_waiting(&self, id: &str, waiting: &WaitingEvent) -> Result<(), SqlError> {
+    /// Records another try of an event that waits; `false` when `holder` holds the lease no more.
+    pub(crate) async fn put_off_waiting(
+        &self,
+        id: &str,
+        holder: &str,
+        waiting: &WaitingEvent,
+    ) -> Result<bool, SqlError> {
         step::before("sql:put_off_waiting").await;
         let done = sqlx::query(
-            "UPDATE webhook_events SET parked = $3, tries = $4, next_at = $5, last_error = $6 \
-             WHERE webhook_id = $1 AND number = $2",
+            "UPDATE webhook_events SET parked = $4, tries = $5, first_at = $6, next_at = $7, last_error = $8 \
+             WHERE webhook_id = $1 AND number = $3 AND EXISTS (SELECT 1 FROM webhooks WHERE id = $1 AND holder = $2)",
         )
         .bind(id)
+        .bind(holder)
         .bind(waiting.number)
         .bind(i64::from(waiting.parked))
         .bind(i64::from(waiting.tries))
+        .bind(waiting.first_at.as_ms())
         .bind(waiting.next_at.as_ms())
         .bind(&waiting.last_error)
         .execute(&self.pool)
         .await;
-        step::after(done)?;
-        Ok(())
+        Ok(step::after(done)?.rows_affected() > 0)
     }
 
-    /// Disables a webhook.
+    /// Disables a webhook for which `holder` delivers; nothing when it does so no more.
     pub(crate) async fn disable_webhook(
         &self,
         webhook: &Webhook,
+        holder: &str,
         why: &str,
         by: By<'_>,
     ) -> Result<(), SqlError> {
         step::before("sql:disable_webhook").await;
         let mut transaction = self.pool.begin().await?;
-        sqlx::query("UPDATE webhooks SET enabled = 0, disabled_because = $2 WHERE id = $1")
-            .bind(&webhook.id)
-            .bind(why)
-            .execute(&mut *transaction)
-            .await?;
+        let disabled = sqlx::query(
+            "UPDATE webhooks SET enabled = 0, disabled_because = $3 WHERE id = $1 AND holder = $2 AND enabled = 1",
+        )
+        .bind(&webhook.id)
+        .bind(holder)
+        .bind(why)
+        .execute(&mut *transaction)
+        .await?;
+        if disabled.rows_affected() == 0 {
+            return Ok(());
+        }
         let after = json!({"url": webhook.url, "enabled": false, "disabled_because": why});
         audit(&mut transaction, webhook, by, "webhook_disable", Some(&state(webhook)), &after).await?;
         step::after(transaction.commit().await)?;
