@@ -66,11 +66,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let sql = database(&config).await?;
     let engine = Arc::new(engine(&config, sql.clone(), redis_address)?);
     let authenticator = Authenticator::new(config.credentials);
-    tokio::spawn(keep_credentials(
-        authenticator.clone(),
-        config.data_dir.clone(),
-        signal(SignalKind::hangup())?,
-    ));
+    let hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(keep_credentials(authenticator.clone(), config.data_dir.clone(), hangup));
     let this = ThisCore::starting(config.core_id.clone(), format!("{} {}", host(), config.listen));
     let webhooks = Webhooks::new(Arc::clone(&engine), config.core_id.clone(), config.webhook_retry);
     let relay = OutboxRelay::new(&engine, config.core_id);
@@ -90,8 +87,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             let right = begun?;
             state.set_serving(true);
             tokio::spawn(say_what_is_risky(setup));
-            tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
-            tracing::info!("dashboard: http://{}/", config.admin_listen);
+            say_where(config.listen, config.admin_listen);
             let live = tokio::spawn(live::tell(Arc::clone(&engine), this.clone(), serving.clone()));
             let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&engine.recovery)).run(serving.clone()));
             let webhooks = tokio::spawn(webhooks.run(serving.clone()));
@@ -114,7 +110,6 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
                 }
             })
             .await;
-            in_time("the record of this core", CLOSE_MAX, engine.forget_core(&this)).await;
             outcome = ended;
         }
         stopped = &mut told => outcome = stopped,
@@ -125,9 +120,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         threads.stop().await;
     })
     .await;
-    if let Some(managed) = &mut managed {
-        managed.stop();
-    }
+    managed.iter_mut().for_each(ManagedRedis::stop);
     end_traces(traces).await;
     outcome
 }
@@ -153,6 +146,11 @@ async fn end_traces(traces: Option<TraceExport>) {
     if let Some(traces) = traces {
         let _ = tokio::task::spawn_blocking(|| traces.stop()).await;
     }
+}
+
+fn say_where(listen: SocketAddr, admin: SocketAddr) {
+    tracing::info!(%listen, %admin, "claimgate is up");
+    tracing::info!("dashboard: http://{admin}/");
 }
 
 /// This machine's name, for people.

@@ -76,8 +76,7 @@ async fn a_snapshot_tells_what_is_left_who_was_refused_and_what_was_changed() {
 async fn claims_a_second_are_what_the_counters_rose_by() {
     let core = Core::start().await;
     core.create("demo", json!({})).await;
-    let token = core.admin_token();
-    let mut watch = Watch::begin(&core, &token).await;
+    let mut watch = Watch::begin(&core, &core.admin_token()).await;
     let mut before = watch.until("quiet", |snapshot| campaign(snapshot, "demo")["claims_per_s"] == 0.0).await;
     let wishes = wishes(200, 5);
     let stormed = async { storm(&core, "demo", &wishes, 8, &AtomicUsize::new(0)).await };

@@ -60,7 +60,7 @@ impl Watch {
             if let Some((event, rest)) = self.unread.split_once("\n\n") {
                 let field = |name| event.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
                 let read = (field("event:").to_owned(), serde_json::from_str(field("data:")).unwrap());
-                self.unread = rest.to_owned();
+                self.unread = String::from(rest);
                 return Some(read);
             }
             let chunk = timeout(SOON, self.response.chunk()).await.expect("events within 20 s");
@@ -80,10 +80,8 @@ impl Watch {
                 last = data;
             }
         });
-        match found.await {
-            Ok(snapshot) => snapshot,
-            Err(_) => panic!("not {what} within 40 s: {last:#}"),
-        }
+        let found = found.await;
+        found.unwrap_or_else(|_| panic!("not {what} within 40 s: {last:#}"))
     }
 }
 
