@@ -148,7 +148,6 @@ mod tests {
             duplicates,
             expect: None,
             patience: Duration::ZERO,
-            storm_max: Duration::ZERO,
             keep: false,
         }
     }

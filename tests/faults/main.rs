@@ -24,7 +24,6 @@ mod keys;
 mod killed;
 mod load;
 mod lock;
-mod logs;
 mod machine;
 mod migrations;
 mod outbox;

@@ -7,7 +7,6 @@ mod claim_batches;
 mod edge;
 mod http;
 mod latency;
-mod look_up;
 mod memory;
 mod relay;
 mod sold_out;
@@ -41,7 +40,6 @@ pub const GROUPS: &[Group] = &[
     http::GROUP,
     spread::GROUP,
     barrier::GROUP,
-    look_up::GROUP,
     claim_batches::GROUP,
     sold_out::GROUP,
     latency::GROUP,

@@ -4,7 +4,6 @@
 //! look. Every wait for Redis and SQL has a limit.
 
 mod group_commit;
-pub mod live;
 mod lost_rows;
 pub mod maintenance;
 pub mod outbox_relay;

@@ -69,7 +69,6 @@ fn case() -> Case {
         duplicates: 0,
         expect: None,
         patience: Duration::ZERO,
-        storm_max: Duration::ZERO,
         keep: false,
     };
     Case { plan, outcomes, evidence }

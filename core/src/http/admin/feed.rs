@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use claimgate_shared::problem::ProblemFields;
@@ -10,12 +9,11 @@ use claimgate_shared::{CampaignId, Claim, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use crate::engine::{Engine, EngineError};
+use crate::engine::EngineError;
 use crate::http::error::ApiResult;
 use crate::http::extract::{Viewer, json};
 use crate::http::middleware::in_time;
 use crate::http::paging::{page_size, parse_query};
-use crate::http::peer::Peer;
 use crate::http::state::AppState;
 use crate::store::sql::{FeedCursor, FeedItem, FeedPage};
 
@@ -99,7 +97,7 @@ impl ChangesQuery {
 /// Lists the claims that have changed, each as it stands, in the order in which SQL has committed them.
 ///
 /// Each change is told at least once. A page may have fewer items than `limit` though there are more; it has none only where
-/// nothing is left, after `wait_s`, or at once when the caller closes its side of the connection meanwhile.
+/// nothing is left, after `wait_s`.
 #[utoipa::path(
     get, path = "/admin/v1/changes", tag = "admin", params(ChangesQuery),
     responses(
@@ -108,12 +106,7 @@ impl ChangesQuery {
             503 overloaded while as many wait as may", body = ProblemFields),
     ),
 )]
-pub async fn list(
-    State(state): State<AppState>,
-    Viewer(caller): Viewer,
-    Extension(peer): Extension<Peer>,
-    uri: Uri,
-) -> ApiResult {
+pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Uri) -> ApiResult {
     let query: ChangesQuery = parse_query(&uri)?;
     let (limit, campaign) = (page_size(query.limit)?, query.campaign()?);
     let until = Instant::now() + query.wait()?;
@@ -124,24 +117,10 @@ pub async fn list(
         let page = engine.feed(campaign.as_ref(), after.as_ref(), limit);
         let page = in_time(async { Ok(page.await?) }).await?;
         let left = until.saturating_duration_since(Instant::now());
-        if !page.items.is_empty() || left.is_zero() || !goes_on(engine, &peer, &page, left).await? {
+        if !page.items.is_empty() || left.is_zero() || !engine.feed_goes_on(&page, left).await? {
             return json(StatusCode::OK, &Changes::from(page));
         }
         sleep(pause).await;
         pause = PAUSE;
-    }
-}
-
-/// Waits until there may be something behind `page`, for `limit` at most; `false` when there is not, or the caller is gone, whose
-/// place is for those who are there.
-async fn goes_on(
-    engine: &Engine,
-    peer: &Peer,
-    page: &FeedPage,
-    limit: Duration,
-) -> Result<bool, EngineError> {
-    tokio::select! {
-        goes_on = engine.feed_goes_on(page, limit) => goes_on,
-        () = peer.closes() => Ok(false),
     }
 }
