@@ -11,7 +11,12 @@ defect recovery_skips_the_outbox core/src/engine/recovery.rs \
         // Keys of an older epoch' \
     '        // Keys of an older epoch'
 defect backlog_not_lowered lua/ack.lua \
-    "struct.unpack('>I6', state, at) - events" "struct.unpack('>I6', state, at)"
+    "struct.unpack('>I6', state, backlog_at) - events" "struct.unpack('>I6', state, backlog_at)"
+defect entries_of_others_counted lua/ack.lua \
+    "events = events + ARGV[at] * redis.call('XDEL', outbox_key, unpack(ARGV, at + 2, last))" \
+    "events = events + ARGV[at] * ARGV[at + 1]
+  redis.call('XDEL', outbox_key, unpack(ARGV, at + 2, last))" \
+    faults outbox::an_entry_that_another_core
 defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
