@@ -195,8 +195,8 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
     let file = directory.path().join("password");
     std::fs::write(&file, format!("{SENTINEL_PASSWORD}\n")).unwrap();
     let options = CoreOptions::default().with("RUST_LOG", "debug").with("CLAIMGATE_REDIS_URL", url.as_str());
-    let options = options.with("CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE", file.to_str().unwrap());
-    let core = options.clone().start().await;
+    let by_file = options.clone().with("CLAIMGATE_REDIS_SENTINEL_PASSWORD_FILE", file.to_str().unwrap());
+    let core = by_file.start().await;
     claims_through_a_failover(&set, &core).await;
     keeps(&core, &[PASSWORD, SENTINEL_PASSWORD]);
     let environment =
