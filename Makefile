@@ -32,7 +32,7 @@ test: ## every test, the edge in a real Worker runtime and the page in a real br
 	@cargo test --workspace --no-fail-fast
 	@scripts/topologies.sh tenth
 
-# One core for `make up` and `make test`, which need not be the quickest: a release build takes twice as long.
+# One core for `make up` and `make test`, built once: neither needs the quickest.
 build-core:
 	@cargo build --bin claimgate
 build-worker:
