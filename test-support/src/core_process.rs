@@ -302,10 +302,13 @@ fn valkey_alone(directory: &Path) -> Option<(&'static str, PathBuf)> {
     let programs = directory.join("programs");
     if std::fs::create_dir(&programs).is_ok() {
         let path = std::env::var_os("PATH").expect("a PATH");
-        let mut setpriv = std::env::split_paths(&path).map(|place| place.join("setpriv"));
-        let setpriv = setpriv.find(|file| file.is_file()).expect("setpriv");
+        // What every process is started through.
+        let starters = ["setpriv", "env"].map(|name| {
+            let mut places = std::env::split_paths(&path).map(|place| place.join(name));
+            places.find(|file| file.is_file()).expect(name)
+        });
         let valkey = ["server", "check-aof"].map(|what| Kind::Valkey.program(what));
-        for program in valkey.iter().chain([&setpriv]) {
+        for program in valkey.iter().chain(&starters) {
             let link = programs.join(program.file_name().expect("a name"));
             std::os::unix::fs::symlink(program, link).expect("a link");
         }
