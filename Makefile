@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check setup clean build-core build-worker
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-worker
 
 # Tests wait more than they work: two at a time on each processor.
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
@@ -54,7 +54,7 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
-soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, 10,000 at rest, slots moved to and fro twenty times, the previous version beside this one, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
+soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, 10,000 at rest, slots moved to and fro twenty times, the previous version beside this one, the packages installed and run, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
@@ -67,11 +67,19 @@ soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours)
 	done
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
 	@tests/previous.sh
+	@$(MAKE) package
+	@tests/packages.sh
 	@LIVE=$${LIVE:-10000} ENDED=$${ENDED:-1000000} REST_S=$${REST_S:-60} \
 		cargo test -p claimgate-tests --test faults at_rest -- --nocapture
 	@INTERLEAVINGS_ALL=1 cargo test -p claimgate-tests --test interleavings -- --nocapture
 	@scripts/topologies.sh all
 	@tests/mutants/run.sh
+
+package: ## Debian packages and images of core and edge, with a list of what is in them, into target/package; needs Debian
+	@$(SETUP) --package
+	@cargo build --release --bin claimgate
+	@scripts/build-worker.sh
+	@scripts/package.sh
 
 check: ## format, lints, licences, and advisories where reachable
 	@$(SETUP) --lint

@@ -95,9 +95,10 @@ export type ServerCode =
 
 /**
  * The client's own: no answer came; an answer that is none of the server's, as a proxy's page; a claim of another quantity is
- * still without an answer.
+ * still without an answer; another user has signed in while a claim was asked for, which stays the first one's; what gives the
+ * token did not answer within `tryMs`.
  */
-export type ClientCode = "network" | "unexpected_answer" | "claim_pending";
+export type ClientCode = "network" | "unexpected_answer" | "claim_pending" | "user_changed" | "no_token";
 
 /** A code. One that is not listed is passed on as it came. */
 export type Code = ServerCode | ClientCode | (string & {});
@@ -166,7 +167,7 @@ export interface ClaimgateClientOptions {
 	baseUrl?: string;
 	/**
 	 * The user's JWT, or what gives it. It is called before each call, and with `true` after the server has refused the token:
-	 * a new one is tried once.
+	 * a new one is tried once. It has `tryMs` to give it.
 	 */
 	token?: Token | ((refused: boolean) => Token | Promise<Token>);
 	/** Default: `localStorage` in a page, else memory. */
@@ -200,6 +201,8 @@ export class ClaimgateClient {
 	 * `onRetry` is told before each wait, in milliseconds.
 	 *
 	 * An aborted claim may have been granted; the next `claim` asks for it.
+	 *
+	 * A key is one user's. Where another one signs in meanwhile it ends with `user_changed`, and stays the first one's claim.
 	 */
 	claim(
 		campaignId: string,
@@ -212,6 +215,12 @@ export class ClaimgateClient {
 
 	/** Whether a claim of the user's is without an answer, as after a reload: then `claim` asks for that one. */
 	isPending(campaignId: string): Promise<boolean>;
+
+	/**
+	 * Forgets the key of the user's claim that is without an answer: the next `claim` is another one. The claim may have been
+	 * granted all the same, now or still to come: `claims` tells. Gives the key, or `null` when there was none.
+	 */
+	forget(campaignId: string): Promise<string | null>;
 
 	/** The user's claims of a campaign, and what is left to the user. One try. */
 	claims(campaignId: string, options?: CallOptions & { limit?: number; cursor?: string }): Promise<UserClaims>;

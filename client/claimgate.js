@@ -2,6 +2,10 @@
 
 const TRY_MS_MIN = 500, BACKOFF_MS = 400, RESENT_MS_MIN = 50;
 const NOTHING_DONE = /^(rate_limited|overloaded)$/;
+// This client's own: nothing was sent.
+const NOTHING_SENT = /^(user_changed|no_token)$/;
+// For a token that names no user: the server takes no claim by it.
+const NO_USER = "me";
 // Refusals of a first try that may come from a cache.
 const CACHED = /^(not_started|paused|ended|sold_out)$/;
 // Rules are tried after the look for the key: who is refused by one has no claim under it.
@@ -37,7 +41,7 @@ export class ClaimgateClient {
 	async campaign(campaignId, { signal, known } = {}) {
 		const etag = etags.get(known);
 		const headers = etag ? { "If-None-Match": etag } : {};
-		const answer = await this.#call(pathOf(campaignId), { signal, headers });
+		const answer = await this.#call(pathOf(campaignId), { headers }, { signal });
 		if (etag && answer.status === 304) return known;
 		const view = read(answer, "state");
 		etags.set(view, answer.headers.get("ETag"));
@@ -46,32 +50,52 @@ export class ClaimgateClient {
 
 	async claims(campaignId, { signal, limit, cursor } = {}) {
 		const query = String(new URLSearchParams(JSON.parse(JSON.stringify({ limit, cursor }))));
-		return read(await this.#callAsUser(`${pathOf(campaignId)}/claims${query && `?${query}`}`, { signal }), "items");
+		return read(await this.#callAsUser(`${pathOf(campaignId)}/claims${query && `?${query}`}`, () => ({}), { signal }), "items");
 	}
 
 	async claimById(claimId, { signal } = {}) {
-		return read(await this.#callAsUser(`/v1/claims/${encodeURIComponent(claimId)}`, { signal }), "claim").claim;
+		return read(await this.#callAsUser(`/v1/claims/${encodeURIComponent(claimId)}`, () => ({}), { signal }), "claim").claim;
 	}
 
 	async isPending(campaignId) {
-		const kept = this.#read(await this.#nameOf(campaignId));
+		const kept = this.#read(this.#nameOf(campaignId, await this.#user()));
 		return kept !== null && !kept.denied;
+	}
+
+	async forget(campaignId) {
+		const name = this.#nameOf(campaignId, await this.#user());
+		const kept = this.#read(name);
+		if (kept) this.#write(name, null);
+		return kept?.key ?? null;
 	}
 
 	async claim(campaignId, { quantity = 1, idempotencyKey, signal, onRetry } = {}) {
 		signal?.throwIfAborted();
 		const giveUpAt = performance.now() + this.#deadlineMs;
 		const path = `${pathOf(campaignId)}/claims`;
-		const kept = idempotencyKey ? { key: idempotencyKey } : this.#keep(await this.#nameOf(campaignId), quantity);
+		const keyOf = (user, key) => idempotencyKey ? { key: idempotencyKey } : this.#keep(this.#nameOf(campaignId, user), quantity, key);
+		let user = await this.#user(signal);
+		let kept = keyOf(user);
 		let unknown = idempotencyKey ? true : kept.isOld; // a key of the caller's may have been sent before
 		for (let tries = 1; ; tries++) {
-			const isFirst = tries === 1 && kept.isNew;
+			// A key is one user's: another one who signs in meanwhile must not claim by it. Before the first, there was no user.
+			const request = (token) => {
+				const now = userOf(token);
+				if (now !== user) {
+					if (user !== NO_USER) throw new ClaimgateError({ code: "user_changed", detail: "another user has signed in since" });
+					this.#settle(kept);
+					kept = keyOf(user = now, kept.key);
+					unknown ||= kept.isOld;
+				}
+				return claimRequest(kept.key, tries === 1 && kept.isNew, quantity);
+			};
 			const sentAt = performance.now();
-			const timings = isFirst ? watchTimings() : () => [];
+			const timings = tries === 1 && kept.isNew ? watchTimings() : () => [];
 			try {
-				const answer = await this.#post(path, { key: kept.key, isFirst, quantity, signal, withinMs: giveUpAt - sentAt });
+				const answer = await this.#callAsUser(path, request, { signal, withinMs: giveUpAt - sentAt });
+				const { claim, remaining = null, version } = read(answer, "claim");
 				this.#settle(kept);
-				return answer;
+				return { claim, remaining, version, replayed: answer.status === 200 };
 			} catch (error) {
 				if (!(error instanceof ClaimgateError)) throw error; // aborted: the key stays
 				const twice = wasSentTwice(timings(), path);
@@ -89,14 +113,14 @@ export class ClaimgateClient {
 	}
 
 	// The key of this claim, in storage before it is first sent: after a crash or a reload it is the same claim.
-	#keep(name, quantity) {
+	#keep(name, quantity, fresh = newKey()) {
 		const old = this.#read(name);
 		const isOld = old?.quantity === quantity;
 		if (old && !isOld && !old.denied) {
 			const detail = `ask for ${old.quantity} first: that claim is without an answer`;
 			throw Object.assign(new ClaimgateError({ code: "claim_pending", detail }), { outcomeUnknown: true });
 		}
-		const key = isOld ? old.key : newKey();
+		const key = isOld ? old.key : fresh;
 		this.#write(name, { key, quantity });
 		return { name, key, quantity, isOld, isNew: !isOld };
 	}
@@ -113,9 +137,29 @@ export class ClaimgateClient {
 		return error;
 	}
 
-	async #nameOf(campaignId) {
+	#nameOf(campaignId, user) {
 		const at = this.#baseUrl && `@${this.#baseUrl}`;
-		return `claimgate:${campaignId}:${userOf(await this.#token(false))}${at}`;
+		return `claimgate:${campaignId}:${user}${at}`;
+	}
+
+	async #user(signal) {
+		return userOf(await this.#tokenNow(false, { signal }));
+	}
+
+	// What gives the token may hang, as a page that waits for a login: it has as long as a try.
+	async #tokenNow(wasRefused, { signal, withinMs } = {}) {
+		const limit = this.#limit(withinMs);
+		try {
+			return await until(Promise.resolve(this.#token(wasRefused)), either(signal, limit));
+		} catch (cause) {
+			signal?.throwIfAborted();
+			if (!limit.aborted) throw cause;
+			throw new ClaimgateError({ code: "no_token", detail: "what gives the token did not answer" }, { cause });
+		}
+	}
+
+	#limit(withinMs = this.#tryMs) {
+		return AbortSignal.timeout(Math.max(1, Math.ceil(Math.min(this.#tryMs, withinMs))));
 	}
 
 	#read(name) {
@@ -138,32 +182,21 @@ export class ClaimgateClient {
 		}
 	}
 
-	async #post(path, { key, isFirst, quantity, signal, withinMs }) {
-		const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
-		// Only a first try may be refused from a cache: a retry must find its claim.
-		if (isFirst) headers["Claimgate-Attempt"] = "1";
-		const body = JSON.stringify(quantity === 1 ? {} : { quantity });
-		const answer = await this.#callAsUser(path, { method: "POST", headers, body, signal }, withinMs);
-		const { claim, remaining = null, version } = read(answer, "claim");
-		return { claim, remaining, version, replayed: answer.status === 200 };
-	}
-
-	async #callAsUser(path, request, withinMs) {
+	// `request` makes a call of the token that it is sent with.
+	async #callAsUser(path, request, options) {
 		const ask = (token) => {
-			const headers = token ? { ...request.headers, Authorization: `Bearer ${token}` } : request.headers;
-			return this.#call(path, { ...request, headers }, withinMs);
+			const { headers, ...rest } = request(token);
+			return this.#call(path, { ...rest, headers: token ? { ...headers, Authorization: `Bearer ${token}` } : headers }, options);
 		};
-		const token = await this.#token(false);
+		const token = await this.#tokenNow(false, options);
 		const answer = await ask(token);
-		const fresh = answer.status === 401 && (await this.#token(true));
+		const fresh = answer.status === 401 && (await this.#tokenNow(true, options));
 		return fresh && fresh !== token ? ask(fresh) : answer;
 	}
 
-	async #call(path, { signal, ...request }, withinMs = this.#tryMs) {
-		const limit = AbortSignal.timeout(Math.max(1, Math.ceil(Math.min(this.#tryMs, withinMs))));
+	async #call(path, request, { signal, withinMs } = {}) {
 		try {
-			const either = signal ? AbortSignal.any([signal, limit]) : limit;
-			const reply = await fetch(this.#baseUrl + path, { ...request, cache: "no-store", signal: either });
+			const reply = await fetch(this.#baseUrl + path, { ...request, cache: "no-store", signal: either(signal, this.#limit(withinMs)) });
 			const text = await reply.text();
 			return { status: reply.status, headers: reply.headers, body: text[0] === "{" ? JSON.parse(text) : {} };
 		} catch (cause) {
@@ -176,7 +209,9 @@ export class ClaimgateClient {
 const etags = new WeakMap();
 const jitter = (ms) => ms * (0.8 + 0.4 * Math.random());
 const pathOf = (campaignId) => `/v1/campaigns/${encodeURIComponent(campaignId)}`;
-const isUnknown = ({ status, code }) => (status < 400 || status >= 500 || status === 408) && !NOTHING_DONE.test(code);
+const either = (signal, limit) => signal ? AbortSignal.any([signal, limit]) : limit;
+const isUnknown = ({ status, code }) =>
+	(status < 400 || status >= 500 || status === 408) && !NOTHING_DONE.test(code) && !NOTHING_SENT.test(code);
 
 function usualStorage() {
 	try {
@@ -188,15 +223,32 @@ function usualStorage() {
 
 export function userOf(token) {
 	try {
-		return JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub ?? "me";
+		return JSON.parse(atob(token.split(".")[1].replace(/-/g, "+").replace(/_/g, "/"))).sub ?? NO_USER;
 	} catch {
-		return "me";
+		return NO_USER;
 	}
 }
 
 export function newKey() {
 	const bytes = crypto.getRandomValues(new Uint8Array(16));
 	return btoa(String.fromCharCode(...bytes)).replace(/\+/g, "-").replace(/\//g, "_").replace(/=/g, "");
+}
+
+function claimRequest(key, isFirst, quantity) {
+	const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
+	// Only a first try may be refused from a cache: a retry must find its claim.
+	if (isFirst) headers["Claimgate-Attempt"] = "1";
+	return { method: "POST", headers, body: JSON.stringify(quantity === 1 ? {} : { quantity }) };
+}
+
+// What `promise` gives, unless the signal is aborted first.
+function until(promise, signal) {
+	return new Promise((done, fail) => {
+		const stop = () => fail(signal.reason);
+		if (signal.aborted) stop();
+		signal.addEventListener("abort", stop);
+		promise.then(done, fail).finally(() => signal.removeEventListener("abort", stop));
+	});
 }
 
 // The body when it has what was asked for. Anything else, as a proxy's page, is an error.

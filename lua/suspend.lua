@@ -6,9 +6,10 @@
 -- ARGV  1 layout   2 register id   3 fencing token, drawn from the campaign's row in SQL
 --
 -- Replies
---   {'suspended', epoch, sequence, events, taken, revisions}
+--   {'suspended', epoch, sequence, events, taken, revisions, backlog}
 --                  epoch 0: nothing was there. revisions: the sum over all claims' revisions, -1 when the users or the
---                  claims are not all there; the four counters are 0 then, or as far as they go
+--                  claims are not all there; the other counters are 0 then, or as far as they go. backlog: events that were
+--                  never taken off the outbox
 --   {'late'}       a higher token was here before: nothing was changed
 --   {'not_ready', why}    why: register | layout (the keys belong to another register or version: nothing was changed)
 
@@ -24,10 +25,10 @@ if layout and layout ~= ARGV[1] then return { 'not_ready', 'layout' } end
 if register_id and register_id ~= ARGV[2] then return { 'not_ready', 'register' } end
 if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end
 
-local sequence, taken, events, revisions = 0, 0, 0, -1
+local sequence, taken, events, revisions, backlog = 0, 0, 0, -1, 0
 if state_epoch then
   local at, campaign = 2 + string.byte(state), {}
-  campaign.admin_state, sequence, taken, events, campaign.backlog, campaign.loaded_epoch =
+  campaign.admin_state, sequence, taken, events, backlog, campaign.loaded_epoch =
     struct.unpack(COUNTERS, state, at)
   epoch = string.format('%.0f', state_epoch)
   if events_loaded and revisions_loaded and claims_are_whole(campaign) then
@@ -42,4 +43,4 @@ redis.call('HSET', campaign_key, 'layout', ARGV[1], 'register_id', ARGV[2], 'tok
   'phase', 'suspended')
 -- A stub holds nothing: one left by a core that was late or died expires by itself.
 if not is_there then redis.call('PEXPIRE', campaign_key, STUB_MS) end
-return { 'suspended', tonumber(epoch), sequence, events, taken, revisions }
+return { 'suspended', tonumber(epoch), sequence, events, taken, revisions, backlog }

@@ -10,6 +10,7 @@
 # own, and the root goes on any exit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/debian.sh
 
 user=newcomer
 home=/home/$user
@@ -30,11 +31,7 @@ cannot() {
 # --- on the machine: make the root ----------------------------------------------------------------------
 
 look_whether_it_can() {
-    local system
-    # shellcheck disable=SC1091
-    system=$(. /etc/os-release && echo "${ID:-} ${VERSION_CODENAME:-}")
-    [[ $system == debian\ * ]] || cannot "this machine is no Debian, so it has no sources for one."
-    codename=${system#* }
+    debian_codename >/dev/null || cannot "this machine is no Debian, so it has no sources for one."
     [ "$(id -u)" = 0 ] || cannot "it needs root, or a sudo that asks no password."
     unshare --mount --pid --fork true 2>/dev/null || cannot "namespaces are not allowed here (unshare fails)."
     if ! command -v mmdebstrap >/dev/null && [ "${SKIP_SETUP:-}" != 1 ]; then
@@ -46,31 +43,6 @@ look_whether_it_can() {
     done
     [ "$mode" = setup-only ] || ! (: <"/dev/tcp/${edge%:*}/${edge##*:}") 2>/dev/null ||
         die "$edge is taken: stop what listens there."
-}
-
-# The machine's sources, proxies and keys, so that the root is filled from where the machine itself is.
-make_debian() {
-    local sources=() file
-    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
-        if [ -f "$file" ]; then sources+=("$file"); fi
-    done
-    apt-config dump | grep '^Acquire::' | grep -v '^Acquire::.*Dir' >"$work/apt.conf" || true
-    # The keys before the packages: the sources may name them.
-    mmdebstrap --quiet --variant=minbase --aptopt="$work/apt.conf" \
-        --include=systemd,sudo,git,make,ca-certificates \
-        --setup-hook='for keys in etc/apt/trusted.gpg.d etc/apt/keyrings usr/share/keyrings; do
-            if [ -d /$keys ]; then mkdir -p "$1/$keys" && cp -a /$keys/. "$1/$keys/"; fi
-        done' \
-        "$codename" "$root" "${sources[@]}"
-}
-
-# The machine's certificates and name resolution.
-take_over_network() {
-    local directory=usr/local/share/ca-certificates
-    if [ -d /$directory ]; then cp -a /$directory/. "$root/$directory/"; fi
-    chroot "$root" update-ca-certificates >/dev/null 2>&1
-    cp -L /etc/resolv.conf "$root/etc/resolv.conf"
-    { cat /etc/hosts; echo "127.0.1.1 $(cat "$root/etc/hostname")"; } >"$root/etc/hosts"
 }
 
 # Copies a file of this machine's user to the same place in the newcomer's home, if there is one.
@@ -298,8 +270,8 @@ trap 'exit 130' INT TERM HUP
 
 offer_tools
 SECONDS=0
-make_debian
-take_over_network
+make_debian_root "$root" --variant=minbase --include=systemd,sudo,git,make,ca-certificates
+take_over_network "$root"
 make_newcomer
 install_rust
 install_node

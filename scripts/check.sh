@@ -12,10 +12,11 @@ cargo fmt --all --check
 rustfmt --check --edition 2024 lab/src/strategies/*.rs
 
 say shell, JavaScript and Lua
-for script in scripts/*.sh tests/*.sh .ci/run; do bash -n "$script"; done
-if has shellcheck; then shellcheck -x scripts/*.sh tests/*.sh .ci/run; fi
+shell=(scripts/*.sh tests/*.sh .ci/run packaging/claimgate-edge packaging/compose/*.sh packaging/debian/*.{prerm,postinst,postrm} packaging/image/*)
+for script in "${shell[@]}"; do bash -n "$script"; done
+if has shellcheck; then shellcheck -x "${shell[@]}"; fi
 # As modules whatever they are loaded as: by name alone node would not look inside a module.
-for script in client/*.js client/test/*.js edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
+for script in client/*.js client/test/*.js core/dashboard/*.js edge/assets/*.js edge/workerd/*.js scripts/*.mjs; do node --input-type=module --check <"$script"; done
 biome lint --error-on-warnings
 luacheck --quiet lua lab/src/strategies bench/src
 tests/mutants/run.sh --check
@@ -26,6 +27,18 @@ if has promtool; then
     promtool test rules ops/prometheus/claimgate.test.yml
 else
     echo "promtool is not installed: the alarms' rules were NOT checked."
+fi
+
+say packages
+if has docker-compose; then
+    CLAIMGATE_TAG=0 docker-compose --file packaging/compose/compose.yaml config --quiet
+else
+    echo "docker-compose is not installed: compose.yaml was NOT checked."
+fi
+if [ -d "$kubernetes_validate_dir" ]; then
+    kubernetes_validate --strict packaging/kubernetes/*.yaml
+else
+    echo "kubernetes-validate is not installed: the manifests were NOT checked."
 fi
 
 say documents

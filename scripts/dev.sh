@@ -117,6 +117,7 @@ wait_until $! answers_http "http://$edge/livez"
 cat <<READY
 
   The claim page:  http://$edge/    ($runtime)
+  The dashboard:   http://$admin/    (its token: $data/admin.token)
   core             http://$core
   admin, metrics   http://$admin
   logs             $data/core.log $data/edge.log

@@ -4,6 +4,7 @@
 #   scripts/setup.sh --up     what `make up` needs: no PostgreSQL, no browser, no second kind of Redis
 #   scripts/setup.sh          and what `make test`, `make up-cluster` and the others need
 #   scripts/setup.sh --lint   and what only `make check` needs
+#   scripts/setup.sh --package   what `make package` needs, and its tests
 #
 # Each step first looks whether there is anything to do, then does the usual thing, then falls back to what
 # works where only packages (crates, npm, Debian's) can be fetched. In the checkout it writes node_modules only.
@@ -13,9 +14,9 @@ cd "$(dirname "$0")/.."
 
 scope=${1:-all}
 case $scope in
-    --up | all | --lint) ;;
+    --up | all | --lint | --package) ;;
     *)
-        echo "usage: scripts/setup.sh [--up | --lint]" >&2
+        echo "usage: scripts/setup.sh [--up | --lint | --package]" >&2
         exit 2
         ;;
 esac
@@ -118,14 +119,30 @@ valkey_get() {
     cp scripts/valkey.txt "$valkey_dir/.installed.txt"
 }
 
-lint_packages_ready() { has luacheck; }
+lint_packages_ready() { has luacheck && has docker-compose; }
 lint_packages_get() {
-    can_apt || { echo "Please install luacheck, the linter for Lua (Debian's package is lua-check)."; return 1; }
-    apt_install lua-check
+    can_apt || { echo "Please install luacheck, the linter for Lua (Debian's package is lua-check), and docker-compose."; return 1; }
+    apt_install lua-check docker-compose
+}
+
+kubernetes_validate_ready() { [ -f "$kubernetes_validate_dir/.installed" ]; }
+kubernetes_validate_get() {
+    rm -rf "$kubernetes_validate_dir"
+    python3 -m pip install --target "$kubernetes_validate_dir" "kubernetes-validate==$kubernetes_validate_version"
+    touch "$kubernetes_validate_dir/.installed"
+}
+
+package_packages_ready() { has dh && has mmdebstrap && has buildah && has systemd-nspawn; }
+package_packages_get() {
+    can_apt || { echo "Packages are built on Debian: please install debhelper, mmdebstrap, buildah and systemd-container."; return 1; }
+    apt_install debhelper mmdebstrap buildah systemd-container
 }
 
 cargo_deny_ready() { [ -x "$(cargo_deny)" ]; }
 cargo_deny_get() { cargo_get "$(cargo_deny)" cargo-deny "$cargo_deny_version" --locked; }
+
+cargo_cyclonedx_ready() { [ -x "$(cargo_cyclonedx)" ]; }
+cargo_cyclonedx_get() { cargo_get "$(cargo_cyclonedx)" cargo-cyclonedx "$cargo_cyclonedx_version" --locked; }
 
 # The copy is made when npm was through: it tells a finished install of this very lock file.
 node_tools_ready() { cmp -s package-lock.json node_modules/.installed-lock.json; }
@@ -139,7 +156,8 @@ node_tools_get() {
 
 steps=(packages rust worker_build wasm_bindgen node_tools)
 if [ "$scope" != --up ]; then steps+=(valkey); fi
-if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny); fi
+if [ "$scope" = --lint ]; then steps+=(lint_packages cargo_deny kubernetes_validate); fi
+if [ "$scope" = --package ]; then steps+=(package_packages cargo_cyclonedx); fi
 
 # Prints the time every ten seconds until its input ends: a step that takes longer is not a silent one.
 # Its input is a pipe that this script alone holds, so nothing is left of it however the script ends.

@@ -15,6 +15,8 @@ pinned() { sed -n "s/^$1 = .*\"=\([0-9.]*\)\".*/\1/p" Cargo.toml; }
 worker_build_version=$(pinned worker)
 wasm_bindgen_version=$(pinned wasm-bindgen)
 cargo_deny_version=0.20.2
+cargo_cyclonedx_version=0.5.9
+kubernetes_validate_version=1.37.0
 
 # A Valkey beside Debian's Redis, for the tests that run on both; test-support/src/redis_server.rs looks for it here.
 valkey_dir=$tools_dir/valkey
@@ -32,6 +34,11 @@ tool() {
 worker_build() { tool worker-build worker-build "$worker_build_version"; }
 wasm_bindgen() { tool wasm-bindgen wasm-bindgen-cli "$wasm_bindgen_version"; }
 cargo_deny() { tool cargo-deny cargo-deny "$cargo_deny_version"; }
+cargo_cyclonedx() { tool cargo-cyclonedx cargo-cyclonedx "$cargo_cyclonedx_version"; }
+
+# Kubernetes' schemas, for the manifests.
+kubernetes_validate_dir=$tools_dir/kubernetes-validate-$kubernetes_validate_version
+kubernetes_validate() { PYTHONPATH=$kubernetes_validate_dir python3 "$kubernetes_validate_dir/bin/kubernetes-validate" "$@"; }
 
 has_wasm_target() { # looks for std itself: rustup may leave the directory behind
     compgen -G "$(rustc --print target-libdir --target wasm32-unknown-unknown 2>/dev/null)/libstd-*.rlib" >/dev/null

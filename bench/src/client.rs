@@ -113,6 +113,14 @@ impl Template {
         Self::post("/internal/v1/claims", &headers, &body)
     }
 
+    /// A look-up of what a user has who was not there before, as the edge makes it.
+    pub fn look_up(campaign: &str) -> Self {
+        Self::new(&format!(
+            "GET /internal/v1/campaigns/{campaign}/users/{{uuid}} HTTP/1.1\r\nHost: bench\r\n\
+             Authorization: Bearer {API_TOKEN}\r\n\r\n"
+        ))
+    }
+
     /// `claims` claims of one unit in one request, each by a new user with a new key.
     pub fn claims(campaign: &str, claims: u32) -> Self {
         let claim =

@@ -177,12 +177,12 @@ impl Server {
             pace,
         };
         let batches_before = self.batches().await?;
-        let spent_before = Spent::by(self.core.pid(), &self.view).await?;
+        let spent_before = self.spent().await?;
         let watcher = Watcher::start(&self.view, campaigns.first());
         let tally = session.measure(client::run(load)).await.with_context(|| self.name.clone())?;
         let batch = self.batches().await?.mean_since(batches_before);
         let lag = watcher.finish().await?;
-        let spent = Spent::by(self.core.pid(), &self.view).await? - spent_before;
+        let spent = self.spent().await? - spent_before;
         if tally.again > 0 {
             session.say(format_args!("{}: {} answers were 503; asked again", self.name, tally.again));
         }
@@ -198,6 +198,11 @@ impl Server {
     pub async fn check(&self, campaign: &str, granted: u64) -> anyhow::Result<()> {
         Watcher::start(&self.view, campaign).finish().await?;
         checks::exact(campaign, granted, &self.view, &self.sql).await.with_context(|| self.name.clone())
+    }
+
+    /// The processor time that it and its Redis have used so far.
+    pub async fn spent(&self) -> anyhow::Result<Spent> {
+        Spent::by(self.core.pid(), &self.view).await
     }
 
     async fn batches(&self) -> anyhow::Result<Batches> {

@@ -260,3 +260,77 @@ test("the user's claims, what is left, and one of them", async () => {
 	assert.deepEqual([found, typeof persisted], [claim, "boolean"]);
 	assert.equal((await refused(clientOf("ann").claimById(claim.id))).code, "claim_not_found");
 });
+
+test("who signs in during a claim's retries does not claim with the first one's key", async () => {
+	const storage = memoryStorage();
+	let user = "tess";
+	const client = clientOf("tess", { storage, token: () => tokens[user] });
+	front.faults.push("unanswered");
+	const error = await refused(client.claim(OPEN, { onRetry: () => { user = "ugo"; } }));
+	assert.deepEqual([error.code, error.outcomeUnknown, front.claims.length], ["user_changed", true, 1]);
+	assert.deepEqual([(await client.claims(OPEN)).items, await client.isPending(OPEN)], [[], false], "ugo has nothing");
+	user = "tess";
+	assert.equal(await client.isPending(OPEN), true);
+	const { claim, replayed } = await client.claim(OPEN);
+	assert.deepEqual([claim.user_id, replayed, keys()], ["tess", true, 1]);
+	// With a key of the caller's it is the same.
+	const own = refused(client.claim(OPEN, { idempotencyKey: newKey(), onRetry: () => { user = "ugo"; } }));
+	front.faults.push("unanswered");
+	assert.equal((await own).code, "user_changed");
+	assert.deepEqual((await client.claims(OPEN)).items, []);
+});
+
+test("whose token is renewed to another user's does not claim with the first one's key", async () => {
+	const storage = memoryStorage();
+	const client = clientOf("tess", { storage, token: (wasRefused) => wasRefused ? tokens.ugo : `${tokens.tess}x` });
+	const error = await refused(client.claim(OPEN));
+	assert.deepEqual([error.code, error.outcomeUnknown], ["user_changed", false]);
+	assert.equal(storage.getItem(nameOf(OPEN, "tess")), null, "nothing was tried");
+});
+
+test("who signs in at the first refusal keeps the key as that user", async () => {
+	const storage = memoryStorage();
+	let token = "stale";
+	const client = clientOf("vera", { storage, deadlineMs: 1500, token: (wasRefused) => (token = wasRefused ? tokens.vera : token) });
+	front.faults.push(null, ...Array(9).fill("unanswered"));
+	const error = await refused(client.claim(OPEN));
+	assert.equal(error.outcomeUnknown, true);
+	assert.deepEqual([storage.getItem(nameOf(OPEN, "me")), typeof storage.getItem(nameOf(OPEN, "vera"))], [null, "string"]);
+	front.faults.length = 0;
+	assert.equal((await client.claim(OPEN)).replayed, true);
+	assert.equal((await client.claims(OPEN)).items.length, 1);
+});
+
+test("a token that never comes is not waited for for ever", async () => {
+	const client = clientOf("walt", { tryMs: 200, token: () => new Promise(() => {}) });
+	for (const call of [() => client.claim(OPEN), () => client.claims(OPEN), () => client.isPending(OPEN)]) {
+		assert.equal((await refused(call())).code, "no_token");
+	}
+	assert.equal(front.claims.length, 0);
+	const stop = new AbortController();
+	const claim = clientOf("walt", { token: () => new Promise(() => {}) }).claim(OPEN, { signal: stop.signal });
+	const reason = new Error("the user left");
+	stop.abort(reason);
+	await assert.rejects(claim, reason);
+	// Once the outcome is unknown, the key stays.
+	let hangs = false;
+	const late = clientOf("walt", { tryMs: 1000, token: () => hangs ? new Promise(() => {}) : tokens.walt });
+	front.faults.push("unanswered");
+	const error = await refused(late.claim(OPEN, { onRetry: () => { hangs = true; } }));
+	assert.deepEqual([error.code, error.outcomeUnknown], ["no_token", true]);
+	hangs = false;
+	assert.equal(await late.isPending(OPEN), true);
+});
+
+test("a key that stays in doubt can be given up", async () => {
+	const storage = memoryStorage();
+	const client = clientOf("xena", { storage, deadlineMs: 1500 });
+	assert.equal(await client.forget(OPEN), null);
+	front.faults.push(...Array(9).fill("unanswered"));
+	assert.equal((await refused(client.claim(OPEN))).outcomeUnknown, true);
+	front.faults.length = 0;
+	const [{ key }] = front.claims;
+	assert.deepEqual([await client.forget(OPEN), await client.isPending(OPEN)], [key, false]);
+	assert.equal((await client.claim(OPEN)).replayed, false);
+	assert.equal((await client.claims(OPEN)).items.length, 2, "the one given up was granted, too");
+});

@@ -60,6 +60,14 @@ impl Caller {
         }
     }
 
+    /// What the caller may do as an admin; `None` for one that is none.
+    pub fn role(&self) -> Option<Role> {
+        match self {
+            Self::Admin(_, role) => Some(*role),
+            Self::BackEnd(_) | Self::Edge(_) => None,
+        }
+    }
+
     /// The caller, if it is an admin of at least the role `needed`.
     ///
     /// # Errors

@@ -1,11 +1,15 @@
-//! What core counts, for Prometheus. Labels are results and parts of the system; never a user, never a claim.
+//! What core counts, for Prometheus. Labels are results, parts of the system and the busiest campaigns; never a user, never a
+//! claim.
 
 use std::cell::RefCell;
-use std::sync::LazyLock;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram, with_local_recorder,
 };
 pub use metrics_exporter_prometheus::PrometheusHandle;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
@@ -14,6 +18,7 @@ const DECISIONS: &str = "claimgate_decisions_total";
 const DECISION_SECONDS: &str = "claimgate_decision_seconds";
 const FROM_CACHE: &str = "claimgate_sold_out_cached_total";
 const BATCH_CLAIMS: &str = "claimgate_batch_claims";
+const CAMPAIGN_DECISIONS: &str = "claimgate_campaign_decisions_total";
 const OUTBOX_EVENTS: &str = "claimgate_outbox_events";
 const OUTBOX_LAG_SECONDS: &str = "claimgate_outbox_lag_seconds";
 const RELAYED: &str = "claimgate_relayed_events_total";
@@ -21,6 +26,10 @@ const DEAD_LETTERS: &str = "claimgate_dead_letters_total";
 const DELETED: &str = "claimgate_deleted_events_total";
 const LOST: &str = "claimgate_lost_events_total";
 const UP: &str = "claimgate_up";
+const NODE_UP: &str = "claimgate_redis_node_up";
+const NODE_PING_SECONDS: &str = "claimgate_redis_ping_seconds";
+const NODE_MEMORY_BYTES: &str = "claimgate_redis_memory_bytes";
+const BARRIER_AGE_SECONDS: &str = "claimgate_barrier_age_seconds";
 const REFUSED: &str = "claimgate_primaries_refused";
 const LOADS: &str = "claimgate_loads_total";
 const ADOPTIONS: &str = "claimgate_adoptions_total";
@@ -28,10 +37,31 @@ const WEBHOOK_DELIVERIES: &str = "claimgate_webhook_deliveries_total";
 const WEBHOOKS_DISABLED: &str = "claimgate_webhooks_disabled";
 const WEBHOOK_EVENTS: &str = "claimgate_webhook_events";
 const REPLICAS_MISSING: &str = "claimgate_replicas_missing";
+const LEASE_LOSSES: &str = "claimgate_lease_losses_total";
 const SUSPENSIONS: &str = "claimgate_suspensions_total";
 const UNAVAILABLE: &str = "claimgate_unavailable_total";
 const BUILD_INFO: &str = "claimgate_build_info";
 const REDIS_STARTS: &str = "claimgate_redis_starts_total";
+
+/// Why answers are 503: the problem's code, and what is behind it.
+const UNAVAILABLE_REASONS: [(&str, &str); 16] = [
+    ("campaign_not_ready", "not_ready"),
+    ("campaign_not_ready", "loading"),
+    ("campaign_not_ready", "not_loaded"),
+    ("overloaded", "requests"),
+    ("overloaded", "queue_full"),
+    ("overloaded", "outbox_full"),
+    ("overloaded", "sql_behind"),
+    ("overloaded", "out_of_memory"),
+    ("unavailable", "redis"),
+    ("unavailable", "not_replicated"),
+    ("unavailable", "sql"),
+    ("unavailable", "timeout"),
+    ("unavailable", "starting"),
+    ("unavailable", "stopping"),
+    ("unavailable", "readyz"),
+    ("unavailable", "other"),
+];
 
 const LATENCY_BUCKETS_S: &[f64] =
     &[0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
@@ -60,12 +90,6 @@ fn describe() {
     );
     describe_counter!(FROM_CACHE, "Of the claims refused as sold out: those for which Redis was not asked");
     describe_histogram!(BATCH_CLAIMS, Unit::Count, "Claims decided by one call to Redis");
-    describe_gauge!(OUTBOX_EVENTS, Unit::Count, "Events not yet relayed to SQL, by campaign");
-    describe_gauge!(
-        OUTBOX_LAG_SECONDS,
-        Unit::Seconds,
-        "Age of the oldest entry in any outbox: it rises while nothing is relayed to SQL"
-    );
     describe_counter!(
         WEBHOOK_DELIVERIES,
         "Tries to deliver events to webhooks by outcome: delivered, failed, or parked after the last one"
@@ -94,20 +118,23 @@ fn describe() {
         "Replicas that must have a claim before it is acknowledged, and do not keep up or are not there"
     );
     describe_counter!(SUSPENSIONS, "Campaigns suspended, to be loaded from SQL again");
-    describe_counter!(UNAVAILABLE, "Answers with 503 by their problem code");
+    describe_counter!(LEASE_LOSSES, "Leases that this core had and lost while it worked under them");
+    describe_counter!(UNAVAILABLE, "Answers with 503 by their problem code, and what is behind it");
     describe_gauge!(BUILD_INFO, "1; the label tells the version");
 }
 
 /// A counter that is first seen at 1 has not risen, as far as an alarm on its rise can tell.
 fn begin_at_zero() {
-    for name in [RELAYED, DEAD_LETTERS, DELETED, LOST, LOADS, ADOPTIONS, SUSPENSIONS, REDIS_STARTS] {
+    for name in
+        [RELAYED, DEAD_LETTERS, DELETED, LOST, LOADS, ADOPTIONS, LEASE_LOSSES, SUSPENSIONS, REDIS_STARTS]
+    {
         counter!(name).absolute(0);
     }
     for result in ["not_ready", "out_of_memory", "unavailable"] {
         counter!(DECISIONS, "result" => result).absolute(0);
     }
-    for code in ["campaign_not_ready", "overloaded", "unavailable"] {
-        counter!(UNAVAILABLE, "code" => code).absolute(0);
+    for (code, reason) in UNAVAILABLE_REASONS {
+        counter!(UNAVAILABLE, "code" => code, "reason" => reason).absolute(0);
     }
     for outcome in ["delivered", "failed", "parked"] {
         counter!(WEBHOOK_DELIVERIES, "outcome" => outcome).absolute(0);
@@ -122,8 +149,10 @@ static DECIDED_AFTER: LazyLock<Histogram> = LazyLock::new(|| histogram!(DECISION
 static CACHED: LazyLock<Counter> = LazyLock::new(|| counter!(FROM_CACHE));
 thread_local! {
     /// The counters of the results that this thread has counted: a dozen at most.
-    static RESULTS: RefCell<Vec<(&'static str, Counter)>> = const { RefCell::new(Vec::new()) };
+    static RESULTS: RefCell<Vec<(&'static str, Counter, Arc<AtomicU64>)>> = const { RefCell::new(Vec::new()) };
 }
+/// What every thread has counted, as [`results`] adds it up: a counter of Prometheus cannot be read back.
+static TALLIES: Mutex<Vec<(&'static str, Arc<AtomicU64>)>> = Mutex::new(Vec::new());
 
 /// One call to Redis decided `claims` claims.
 #[allow(clippy::cast_precision_loss)] // at most 256
@@ -150,29 +179,29 @@ pub fn undecided(reason: &'static str) {
 /// One more claim with this result.
 fn count(result: &'static str) {
     RESULTS.with_borrow_mut(|counters| {
-        if let Some((_, counter)) = counters.iter().find(|(name, _)| *name == result) {
+        if let Some((_, counter, tally)) = counters.iter().find(|(name, ..)| *name == result) {
+            tally.fetch_add(1, Ordering::Relaxed);
             return counter.increment(1);
         }
-        let counter = counter!(DECISIONS, "result" => result);
+        let (counter, tally) = (counter!(DECISIONS, "result" => result), Arc::new(AtomicU64::new(1)));
         counter.increment(1);
-        counters.push((result, counter));
+        TALLIES.lock().unwrap_or_else(PoisonError::into_inner).push((result, Arc::clone(&tally)));
+        counters.push((result, counter, tally));
     });
+}
+
+/// How many claims have had each result in this process: a decision's name, or why there was none.
+pub fn results() -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for (result, tally) in TALLIES.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        *sums.entry((*result).to_owned()).or_default() += tally.load(Ordering::Relaxed);
+    }
+    sums
 }
 
 /// Events committed to SQL.
 pub fn relayed(events: u64) {
     counter!(RELAYED).increment(events);
-}
-
-/// The age of the oldest entry of all outboxes; zero when there is none.
-pub fn outbox_lag(age: Duration) {
-    gauge!(OUTBOX_LAG_SECONDS).set(age);
-}
-
-/// Events of a campaign not yet relayed to SQL.
-#[allow(clippy::cast_precision_loss)] // a gauge is for people
-pub fn outbox_events(campaign: &str, events: u64) {
-    gauge!(OUTBOX_EVENTS, "campaign" => campaign.to_owned()).set(events as f64);
 }
 
 /// A malformed outbox entry became a dead letter.
@@ -219,14 +248,93 @@ pub fn replicas_missing(replicas: u32) {
     gauge!(REPLICAS_MISSING).set(f64::from(replicas));
 }
 
+/// A lease was lost while this core worked under it.
+pub fn lease_lost() {
+    counter!(LEASE_LOSSES).increment(1);
+}
+
 /// A campaign was suspended.
 pub fn suspended() {
     counter!(SUSPENSIONS).increment(1);
 }
 
-/// A request was answered with 503, for the reason that its problem's code names.
-pub fn unavailable(code: &'static str) {
-    counter!(UNAVAILABLE, "code" => code).increment(1);
+/// A request was answered with 503: its problem's code, and what is behind it.
+pub fn unavailable(code: &'static str, reason: &'static str) {
+    counter!(UNAVAILABLE, "code" => code, "reason" => reason).increment(1);
+}
+
+/// What is told of campaigns and servers, which come and go, as Prometheus' text: what `tell` tells and no more, so that
+/// nothing is told of those that are gone.
+pub fn now(tell: impl FnOnce()) -> String {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    with_local_recorder(&recorder, || {
+        describe_now();
+        tell();
+    });
+    recorder.handle().render()
+}
+
+fn describe_now() {
+    describe_counter!(CAMPAIGN_DECISIONS, "Claims that Redis has answered, by campaign: the busiest by name");
+    describe_gauge!(
+        OUTBOX_EVENTS,
+        Unit::Count,
+        "Events not yet relayed to SQL, by campaign: the busiest by name"
+    );
+    describe_gauge!(
+        OUTBOX_LAG_SECONDS,
+        Unit::Seconds,
+        "Age of the oldest entry in any outbox: it rises while nothing is relayed to SQL"
+    );
+    describe_gauge!(NODE_UP, "1 while this Redis primary answers");
+    describe_gauge!(
+        NODE_PING_SECONDS,
+        Unit::Seconds,
+        "How long this Redis primary took to answer when last asked"
+    );
+    describe_gauge!(
+        NODE_MEMORY_BYTES,
+        Unit::Bytes,
+        "Memory of this Redis primary: used, as far as it counts towards its maximum, and that"
+    );
+    describe_gauge!(
+        BARRIER_AGE_SECONDS,
+        Unit::Seconds,
+        "While something waits for replicas: since when they have confirmed nothing"
+    );
+}
+
+/// A campaign, or those together that have no name: the claims that Redis has answered, and the events that wait for SQL.
+/// Within [`now`].
+#[allow(clippy::cast_precision_loss)] // a gauge is for people
+pub fn campaign(name: &str, decided: u64, waiting: u64) {
+    counter!(CAMPAIGN_DECISIONS, "campaign" => name.to_owned()).absolute(decided);
+    gauge!(OUTBOX_EVENTS, "campaign" => name.to_owned()).set(waiting as f64);
+}
+
+/// The age of the oldest entry of all outboxes; zero when there is none. Within [`now`].
+pub fn outbox_lag(age: Duration) {
+    gauge!(OUTBOX_LAG_SECONDS).set(age);
+}
+
+/// Whether the Redis primary `node` answers. Within [`now`], as are those that follow.
+pub fn node_up(node: &str, answers: bool) {
+    gauge!(NODE_UP, "node" => node.to_owned()).set(if answers { 1.0 } else { 0.0 });
+}
+
+/// How long `node` took to answer, and since when its replicas have confirmed nothing though something waits.
+pub fn node_times(node: &str, ping: Duration, barrier_age: Duration) {
+    gauge!(NODE_PING_SECONDS, "node" => node.to_owned()).set(ping);
+    gauge!(BARRIER_AGE_SECONDS, "node" => node.to_owned()).set(barrier_age);
+}
+
+/// The memory of `node`, in bytes; `max` is `None` where there is no maximum.
+#[allow(clippy::cast_precision_loss)] // a gauge is for people
+pub fn node_memory(node: &str, used: u64, max: Option<u64>) {
+    gauge!(NODE_MEMORY_BYTES, "node" => node.to_owned(), "kind" => "used").set(used as f64);
+    if let Some(max) = max {
+        gauge!(NODE_MEMORY_BYTES, "node" => node.to_owned(), "kind" => "max").set(max as f64);
+    }
 }
 
 /// A campaign was loaded from SQL.
@@ -242,4 +350,28 @@ pub fn adopted() {
 /// The managed Redis was started.
 pub fn redis_started() {
     counter!(REDIS_STARTS).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gone_is_told_no_more() {
+        let told = now(|| {
+            node_up("a:1", true);
+            node_memory("a:1", 7, None);
+            campaign("demo", 3, 2);
+        });
+        for line in [
+            "claimgate_redis_node_up{node=\"a:1\"} 1",
+            "claimgate_redis_memory_bytes{node=\"a:1\",kind=\"used\"} 7",
+            "claimgate_campaign_decisions_total{campaign=\"demo\"} 3",
+            "claimgate_outbox_events{campaign=\"demo\"} 2",
+        ] {
+            assert!(told.lines().any(|told| told == line), "{line} is not in\n{told}");
+        }
+        assert!(!told.contains("kind=\"max\""), "{told}");
+        assert!(!now(|| node_up("b:1", false)).contains("a:1"));
+    }
 }

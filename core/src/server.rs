@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::config::{Config, Secrets, TraceTarget};
 use crate::doctor::{self, Setup};
 use crate::engine::Engine;
+use crate::engine::cores::ThisCore;
 use crate::engine::serving::{Serving, ServingError};
 use crate::engine::webhook_sender::WebhookSender;
 use crate::http;
@@ -24,6 +25,7 @@ use crate::http::auth::Authenticator;
 use crate::http::listeners::admin_router;
 use crate::http::state::AppState;
 use crate::http::threads::Threads;
+use crate::jobs::live;
 use crate::jobs::maintenance::Maintenance;
 use crate::jobs::outbox_relay::OutboxRelay;
 use crate::jobs::refresher::Refresher;
@@ -64,11 +66,9 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let sql = database(&config).await?;
     let engine = Arc::new(engine(&config, sql.clone(), redis_address)?);
     let authenticator = Authenticator::new(config.credentials);
-    tokio::spawn(keep_credentials(
-        authenticator.clone(),
-        config.data_dir.clone(),
-        signal(SignalKind::hangup())?,
-    ));
+    let hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(keep_credentials(authenticator.clone(), config.data_dir.clone(), hangup));
+    let this = ThisCore::starting(config.core_id.clone(), format!("{} {}", host(), config.listen));
     let webhooks = Webhooks::new(Arc::clone(&engine), config.core_id.clone(), config.webhook_retry);
     let relay = OutboxRelay::new(&engine, config.core_id);
     let state = AppState::new(&engine, authenticator, metrics.clone(), config.concurrency_max);
@@ -87,14 +87,15 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             let right = begun?;
             state.set_serving(true);
             tokio::spawn(say_what_is_risky(setup));
-            tracing::info!(listen = %config.listen, admin = %config.admin_listen, "claimgate is up");
+            say_where(config.listen, config.admin_listen);
+            let live = tokio::spawn(live::tell(Arc::clone(&engine), this.clone(), serving.clone()));
             let maintenance = tokio::spawn(Maintenance::new(Arc::clone(&engine.recovery)).run(serving.clone()));
             let webhooks = tokio::spawn(webhooks.run(serving.clone()));
             let refresher = tokio::spawn(refresher.run(serving));
             let relay = relay.spawn(relaying)?;
             let ended = tokio::select! {
                 told = drained(&mut told, &state, config.drain) => told,
-                lost = keep(&right, sql.is_sqlite()) => Err(lost.into()),
+                lost = keep(&right, &engine, &this) => Err(lost.into()),
             };
             state.stop(ended.is_ok());
             tracing::info!("stopping");
@@ -103,7 +104,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             // Relayed until the last answer is out; what is left then waits in the outbox for the next start.
             stop_relaying.send_replace(true);
             in_time("the jobs", JOBS_MAX, async {
-                let _ = tokio::join!(maintenance, refresher, webhooks);
+                let _ = tokio::join!(maintenance, refresher, webhooks, live);
                 while !relay.is_finished() {
                     sleep(STOP_POLL).await;
                 }
@@ -119,9 +120,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         threads.stop().await;
     })
     .await;
-    if let Some(managed) = &mut managed {
-        managed.stop();
-    }
+    managed.iter_mut().for_each(ManagedRedis::stop);
     end_traces(traces).await;
     outcome
 }
@@ -147,6 +146,17 @@ async fn end_traces(traces: Option<TraceExport>) {
     if let Some(traces) = traces {
         let _ = tokio::task::spawn_blocking(|| traces.stop()).await;
     }
+}
+
+fn say_where(listen: SocketAddr, admin: SocketAddr) {
+    tracing::info!(%listen, %admin, "claimgate is up");
+    tracing::info!("dashboard: http://{admin}/");
+}
+
+/// This machine's name, for people.
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .map_or_else(|_| String::new(), |name| name.trim().to_owned())
 }
 
 /// As many as the machine runs at once.
@@ -190,14 +200,20 @@ async fn begin(
     Ok(serving)
 }
 
-/// Records periodically that this core serves; returns once it may not serve any more, which never happens with SQLite.
-async fn keep(right: &Serving, alone: bool) -> ServingError {
+/// Records periodically that this core serves; returns once it may not serve any more, which never happens with SQLite: no
+/// other core uses that.
+async fn keep(right: &Serving, engine: &Engine, this: &ThisCore) -> ServingError {
     loop {
         sleep(RENEW).await;
-        if alone {
+        if engine.sync.sql.is_sqlite() {
             continue;
         }
-        match right.renew().await {
+        // Beside each other: what people see of this core must not hold up its right to serve.
+        let (renewed, recorded) = tokio::join!(right.renew(), engine.record_core(this));
+        if let Err(error) = recorded {
+            tracing::debug!(%error, "this core is not recorded");
+        }
+        match renewed {
             Err(lost @ ServingError::AnotherRedis) => return lost,
             // The health checks log it.
             Err(

@@ -18,6 +18,7 @@ use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use tokio_rustls::rustls::crypto::ring;
 
 /// There once traces are sent.
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
@@ -42,6 +43,8 @@ impl TraceExport {
     /// # Errors
     /// When the exporter cannot be made. A collector that does not answer is none: traces are lost until it does.
     pub fn start(url: &str, ratio: f64, instance: &str) -> Result<Self, ExporterBuildError> {
+        // The exporter's client wants one, though it never needs it.
+        let _ = ring::default_provider().install_default();
         let exporter =
             SpanExporter::builder().with_http().with_endpoint(url).with_timeout(EXPORT_MAX).build()?;
         let who = Resource::builder().with_service_name("claimgate-core").with_attributes([

@@ -36,7 +36,8 @@ use crate::storm::Storm;
 /// campaign unless it is to be kept, also when the drill breaks off or `stop` is ready first.
 ///
 /// # Errors
-/// Why there is no report: the installation cannot be reached, or does not let us. A storm that went wrong is a report.
+/// Why there is no report: the installation cannot be reached, does not let us, or decides nothing for too long. A storm that
+/// went wrong is a report.
 pub async fn run(
     installation: &Installation,
     plan: &Plan,
@@ -44,6 +45,7 @@ pub async fn run(
     voice: Voice<'_>,
     stop: impl Future<Output = ()>,
 ) -> Result<Report, DrillError> {
+    // Not broken off: what was sent may be carried out after its end was asked for.
     let scratch = Scratch::create(installation, plan, now).await?;
     let done = tokio::select! {
         done = drill(installation, plan, &scratch, voice) => done,
@@ -67,7 +69,7 @@ async fn drill(
     scratch.until_open(installation, voice).await?;
     scratch.until_admitted(installation).await?;
     let storm = Storm::new(installation, plan, scratch, voice);
-    let outcomes = storm.run().await;
+    let outcomes = storm.run().await?;
     let evidence = Evidence::gather(&storm, &outcomes).await?;
     let checks = checks::all(plan, &outcomes, &evidence);
     Ok(Report::new(installation, plan, scratch, checks, storm.into_tally()))

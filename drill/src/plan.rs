@@ -20,6 +20,8 @@ pub struct Plan {
     pub expect: Option<u64>,
     /// For how long nothing may be decided, or reach SQL, before that is given up.
     pub patience: Duration,
+    /// For how long the storm may go on before it is given up.
+    pub storm_max: Duration,
     /// Whether the campaign stays open afterwards.
     pub keep: bool,
 }

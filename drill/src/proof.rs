@@ -105,7 +105,7 @@ impl Proof<'_> {
 
     async fn decide(&self, mut call: ClaimCall) -> Result<Told, DrillError> {
         let token = self.0.installation.token(&call.request().user_id, self.0.scratch.made_at)?;
-        Ok(Told::of(self.0.decide(&token, &mut call).await))
+        Ok(Told::of(self.0.decide(&token, &mut call, self.0.plan.patience).await))
     }
 
     /// Waits until all events are in SQL, as long as they get fewer; how many still wait.

@@ -15,8 +15,6 @@ use crate::tally::{Tally, is_rate_limited};
 use crate::visit::{Manner, Outcome, Told, Visit};
 use crate::{DrillError, Installation, Plan, Voice};
 
-/// The longest storm; what is not decided then stays unknown.
-const STORM_MAX: Duration = Duration::from_mins(20);
 /// When a connection is cut: about when the first answers come.
 const CUT_AFTER: Duration = Duration::from_millis(2);
 
@@ -26,7 +24,6 @@ pub(crate) struct Storm<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) scratch: &'a Scratch,
     pub(crate) voice: Voice<'a>,
-    deadline: Instant,
     tally: RefCell<Tally>,
     /// No try before this: the edge has said so.
     not_before: Cell<Instant>,
@@ -49,7 +46,6 @@ impl<'a> Storm<'a> {
             plan,
             scratch,
             voice,
-            deadline: now + STORM_MAX,
             tally: RefCell::new(Tally::new()),
             not_before: Cell::new(now),
             limited: Cell::new(false),
@@ -58,7 +54,7 @@ impl<'a> Storm<'a> {
     }
 
     /// Lets all users come; what became of each claim.
-    pub(crate) async fn run(&self) -> Vec<Outcome> {
+    pub(crate) async fn run(&self) -> Result<Vec<Outcome>, DrillError> {
         let visits = stream::iter(0..self.plan.users).filter_map(async |n| Visit::nth(self.plan, n));
         let visits = visits.map(|visit| async move { self.visit(&visit).await });
         let all = visits.buffer_unordered(self.plan.connections).concat();
@@ -67,11 +63,11 @@ impl<'a> Storm<'a> {
         let outcomes = loop {
             tokio::select! {
                 outcomes = &mut all => break outcomes,
-                _ = seconds.tick() => self.tell(),
+                _ = seconds.tick() => self.goes_on()?,
             }
         };
         self.tally.borrow_mut().end();
-        outcomes
+        Ok(outcomes)
     }
 
     /// What was counted.
@@ -79,11 +75,23 @@ impl<'a> Storm<'a> {
         self.tally.into_inner()
     }
 
-    fn tell(&self) {
-        let seconds = self.tally.borrow().lasted().as_secs();
-        let text =
-            format!("storm: {} of {} users are through, {seconds} s", self.through.get(), self.plan.users);
-        (self.voice.progress)(&text);
+    /// Tells how far it has come, unless it has to be given up.
+    fn goes_on(&self) -> Result<(), DrillError> {
+        let (tally, plan) = (self.tally.borrow(), self.plan);
+        let through = format!("{} of {} users are through", self.through.get(), plan.users);
+        if tally.last_decided.elapsed() > plan.patience {
+            let (seconds, why) =
+                (plan.patience.as_secs(), tally.last_undecided.as_deref().unwrap_or("no answer"));
+            return Err(DrillError::TooSlow(format!(
+                "nothing was decided for {seconds} s, {through}: {why}"
+            )));
+        }
+        if tally.lasted() > plan.storm_max {
+            let seconds = plan.storm_max.as_secs();
+            return Err(DrillError::TooSlow(format!("the storm was not over after {seconds} s: {through}")));
+        }
+        (self.voice.progress)(&format!("storm: {through}, {} s", tally.lasted().as_secs()));
+        Ok(())
     }
 
     async fn visit(&self, visit: &Visit) -> Vec<Outcome> {
@@ -105,41 +113,34 @@ impl<'a> Storm<'a> {
         let made = ClaimCall::new(self.scratch.id.clone(), user.clone(), Quantity::ONE);
         let mut call = made.map_err(DrillError::at("making a key"))?;
         let mut told = Vec::new();
+        // Who waits in vain for longer than that waits in a storm that is given up.
+        let patience = self.plan.storm_max;
         match manner {
             Manner::Plain => {}
             Manner::Twice => {
                 // Neither is for certain the first.
                 let mut twin = ClaimCall::again(call.request().clone());
                 call = twin.clone();
-                let (one, other) = join(self.decide(token, &mut call), self.decide(token, &mut twin)).await;
+                let (one, other) =
+                    join(self.decide(token, &mut call, patience), self.decide(token, &mut twin, patience))
+                        .await;
                 return Ok(Outcome { call, told: vec![Told::of(one), Told::of(other)], together: true });
             }
             Manner::Unheard => told.push(Told::of(self.try_once(token, &mut call).await)),
             Manner::Cut => told.extend(self.cut(token, &mut call).await),
         }
-        told.push(Told::of(self.decide(token, &mut call).await));
+        told.push(Told::of(self.decide(token, &mut call, patience).await));
         Ok(Outcome { call, told, together: false })
     }
 
-    /// Asks for a claim until its outcome is known, or the storm has gone on for too long.
+    /// Asks for a claim until its outcome is known, for `patience` at most.
     pub(crate) async fn decide(
         &self,
         token: &str,
         call: &mut ClaimCall,
+        patience: Duration,
     ) -> Result<Answer<ClaimReply>, Error> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        until_decided(left, async || {
-            let answer = self.try_once(token, call).await;
-            let patience = self.plan.patience;
-            let is_dead = self.tally.borrow().last_decided.elapsed() > patience;
-            match answer {
-                Err(error) if error.retry_after().is_some() && is_dead => {
-                    Err(Error::Setup(format!("nothing was decided for {} s: {error}", patience.as_secs())))
-                }
-                answer => answer,
-            }
-        })
-        .await
+        until_decided(patience, async || self.try_once(token, call).await).await
     }
 
     async fn try_once(&self, token: &str, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {

@@ -31,6 +31,8 @@ pub(crate) struct Tally {
     slices: Vec<Slice>,
     /// When a claim was decided last, or held back by the edge: while that goes on nothing is broken.
     pub(crate) last_decided: Instant,
+    /// Why a try was not decided, of the last one that was not.
+    pub(crate) last_undecided: Option<String>,
 }
 
 /// How the storm went.
@@ -63,6 +65,7 @@ impl Tally {
             answers: BTreeMap::new(),
             slices: Vec::new(),
             last_decided: began,
+            last_undecided: None,
         }
     }
 
@@ -77,7 +80,11 @@ impl Tally {
         if is_heard {
             self.latency.record(sent.elapsed());
         }
-        let is_undecided = answer.as_ref().is_err_and(|error| error.retry_after().is_some());
+        let undecided = answer.as_ref().err().filter(|error| error.retry_after().is_some());
+        let is_undecided = undecided.is_some();
+        if let Some(error) = undecided {
+            self.last_undecided = Some(error.to_string());
+        }
         let slice = self.slice();
         match answer {
             Ok(_) => slice.claimed += 1,

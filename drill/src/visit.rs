@@ -148,6 +148,7 @@ mod tests {
             duplicates,
             expect: None,
             patience: Duration::ZERO,
+            storm_max: Duration::ZERO,
             keep: false,
         }
     }

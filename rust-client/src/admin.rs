@@ -72,7 +72,7 @@ impl Admin {
     /// # Errors
     /// Problems.
     pub async fn campaigns(&self) -> Result<Answer<Vec<AdminView>>, Error> {
-        self.list("/campaigns?", "cursor", "").await
+        self.list("/campaigns", &[], "cursor").await
     }
 
     /// A campaign with its live counters.
@@ -148,9 +148,10 @@ impl Admin {
         user: Option<&UserId>,
         status: Option<ClaimStatus>,
     ) -> Result<Answer<Vec<ClaimItem>>, Error> {
-        let user = user.map(|user| format!("user_id={user}&")).unwrap_or_default();
-        let status = status.map(|status| format!("status={}&", status.as_str())).unwrap_or_default();
-        self.list(&format!("/campaigns/{id}/claims?{user}{status}"), "cursor", "").await
+        let user = user.map(|user| ("user_id", user.as_str()));
+        let status = status.map(|status| ("status", status.as_str()));
+        let query: Vec<_> = user.into_iter().chain(status).collect();
+        self.list(&format!("/campaigns/{id}/claims"), &query, "cursor").await
     }
 
     /// Redis and SQL compared; `agrees` says whether nothing differs.
@@ -174,8 +175,8 @@ impl Admin {
     /// # Errors
     /// `campaign_not_found` and other problems.
     pub async fn audit(&self, campaign: Option<&CampaignId>) -> Result<Answer<Vec<Value>>, Error> {
-        let of = campaign.map(|id| format!("campaign_id={id}&")).unwrap_or_default();
-        self.list(&format!("/audit?{of}"), "after", "0").await
+        let of: Vec<_> = campaign.iter().map(|id| ("campaign_id", id.as_str())).collect();
+        self.list("/audit", &of, "after").await
     }
 
     /// A page of the feed of changed claims behind the cursor `after`, of at most `limit` items (1 to 1000), of all campaigns or
@@ -190,11 +191,20 @@ impl Admin {
         limit: u32,
         wait_s: u32,
     ) -> Result<Answer<Value>, Error> {
-        let after = after.map(|after| format!("&after={after}")).unwrap_or_default();
-        let of = campaign.map(|id| format!("&campaign_id={id}")).unwrap_or_default();
-        let path = format!("/changes?limit={limit}&wait_s={wait_s}{of}{after}");
+        let request = self.changes_request(after, campaign, limit, wait_s);
+        self.listener.send(request).await
+    }
+
+    fn changes_request(
+        &self,
+        after: Option<&str>,
+        campaign: Option<&CampaignId>,
+        limit: u32,
+        wait_s: u32,
+    ) -> RequestBuilder {
         let wait = Duration::from_secs(wait_s.into()) + CHANGES_WAIT;
-        self.listener.send(self.request(Method::GET, &path).timeout(wait)).await
+        let request = self.request(Method::GET, "/changes").query(&[("limit", limit), ("wait_s", wait_s)]);
+        request.query(&[("campaign_id", campaign)]).query(&[("after", after)]).timeout(wait)
     }
 
     /// Which replicas must have a claim before it is acknowledged.
@@ -227,7 +237,7 @@ impl Admin {
     /// # Errors
     /// Problems.
     pub async fn webhooks(&self) -> Result<Answer<Vec<Value>>, Error> {
-        self.list("/webhooks?", "cursor", "").await
+        self.list("/webhooks", &[], "cursor").await
     }
 
     /// Makes a webhook for one campaign or for all; its `secret` is in this answer alone.
@@ -281,29 +291,39 @@ impl Admin {
     /// # Errors
     /// `webhook_not_found` and other problems.
     pub async fn webhook_deliveries(&self, id: &str) -> Result<Answer<Vec<Value>>, Error> {
-        self.list(&format!("/webhooks/{id}/deliveries?"), "cursor", "").await
+        self.list(&format!("/webhooks/{id}/deliveries"), &[], "cursor").await
     }
 
-    /// All items of the list at `path`, whose query is open for more, page by page: `next` is the parameter that takes the
-    /// `next_cursor` of the page before, `first` what the first page has there.
+    /// All items of the list at `path`, page by page, of those that `query` asks for: `next` is the parameter that takes the
+    /// `next_cursor` of the page before.
     async fn list<T: DeserializeOwned>(
         &self,
         path: &str,
+        query: &[(&str, &str)],
         next: &str,
-        first: &str,
     ) -> Result<Answer<Vec<T>>, Error> {
-        let (mut all, mut cursor) = (Vec::new(), first.to_owned());
+        let (mut all, mut cursor) = (Vec::new(), None::<String>);
         loop {
-            let part = if cursor.is_empty() { String::new() } else { format!("&{next}={cursor}") };
-            let mut page: Answer<Value> = self.get(&format!("{path}limit={PAGE}{part}")).await?;
+            let request = self.page_request(path, query, next, cursor.as_deref());
+            let mut page: Answer<Value> = self.listener.send(request).await?;
             if let Some(Value::Array(items)) = page.json.get_mut("items").map(Value::take) {
                 all.extend(items);
             }
-            match page.json["next_cursor"].as_str() {
-                Some(next) => next.clone_into(&mut cursor),
-                None => return Ok(Answer::new(Value::Array(all), false)),
+            cursor = page.json["next_cursor"].as_str().map(str::to_owned);
+            if cursor.is_none() {
+                return Ok(Answer::new(Value::Array(all), false));
             }
         }
+    }
+
+    fn page_request(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+        next: &str,
+        cursor: Option<&str>,
+    ) -> RequestBuilder {
+        self.request(Method::GET, path).query(query).query(&[("limit", PAGE)]).query(&[(next, cursor)])
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -316,5 +336,30 @@ impl Admin {
 
     async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
         self.listener.send(self.request(Method::POST, path)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What no cursor of today has, and one of another version may.
+    const CURSOR: &str = "1.a b&limit=7#%/+ä";
+    const ENCODED: &str = "1.a+b%26limit%3D7%23%25%2F%2B%C3%A4";
+
+    fn query(request: RequestBuilder) -> String {
+        request.build().unwrap().url().query().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn cursors_are_encoded() {
+        let admin = Admin::new("http://127.0.0.1:8081", "token").unwrap();
+        let id = "demo".parse().unwrap();
+        let changes = admin.changes_request(Some(CURSOR), Some(&id), 10, 30);
+        assert_eq!(query(changes), format!("limit=10&wait_s=30&campaign_id=demo&after={ENCODED}"));
+        let first = admin.changes_request(None, None, 10, 0);
+        assert_eq!(query(first), "limit=10&wait_s=0");
+        let page = admin.page_request("/claims", &[("status", "held")], "cursor", Some(CURSOR));
+        assert_eq!(query(page), format!("status=held&limit=1000&cursor={ENCODED}"));
     }
 }

@@ -17,7 +17,7 @@ pub struct Edge {
 }
 
 impl Edge {
-    /// The edge at `address`, such as `http://127.0.0.1:8787`.
+    /// The edge at `address`, such as `https://claims.example.com`.
     ///
     /// # Errors
     /// [`Error::Setup`] for an address that cannot be called.

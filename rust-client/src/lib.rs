@@ -7,21 +7,20 @@
 //! A claim is made once, however often it is sent: [`ClaimCall`] holds its key before the first try, and
 //! [`Internal::claim`] and [`Edge::claim`] ask again with that key while the outcome is unknown.
 //!
-//! ```no_run
+//! ```
 //! use claimgate_client::{ClaimCall, Internal};
-//! use claimgate_shared::{Code, Quantity};
+//! use claimgate_shared::{ClaimId, Code, Quantity};
 //!
-//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let core = Internal::new("http://127.0.0.1:8080", &std::env::var("SHOP_TOKEN")?)?;
-//! let mut call = ClaimCall::new("tickets".parse()?, "alice".parse()?, Quantity::ONE)?;
-//! // Store `call.request()` here: after a crash `ClaimCall::again` asks for the same claim.
-//! match core.claim(&mut call).await {
-//!     Ok(answer) => println!("claim {}", answer.read()?.claim.id),
-//!     Err(error) if error.is(Code::SoldOut) => println!("sold out"),
-//!     Err(error) => return Err(error.into()),
+//! /// A ticket for `user`; `None` when there is none left.
+//! async fn ticket(core: &Internal, user: &str) -> Result<Option<ClaimId>, Box<dyn std::error::Error>> {
+//!     let mut call = ClaimCall::new("tickets".parse()?, user.parse()?, Quantity::ONE)?;
+//!     // Store `call.request()` here: after a crash `ClaimCall::again` asks for the same claim.
+//!     match core.claim(&mut call).await {
+//!         Ok(answer) => Ok(Some(answer.read()?.claim.id)),
+//!         Err(error) if error.is(Code::SoldOut) => Ok(None),
+//!         Err(error) => Err(error.into()),
+//!     }
 //! }
-//! # Ok(())
-//! # }
 //! ```
 
 mod admin;

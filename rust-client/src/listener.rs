@@ -1,12 +1,16 @@
 //! One of claimgate's listeners, and the one way to call it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::http::{REPLAYED, REPLAYED_HEADER};
 use reqwest::header::RETRY_AFTER;
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, RequestBuilder, Response, Url};
+use rustls_native_certs::load_native_certs;
 use serde::de::DeserializeOwned;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Problem;
 use crate::{Answer, Error};
@@ -25,13 +29,12 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// The listener at `address`, such as `http://127.0.0.1:8080`.
+    /// The listener at `address`, such as `http://127.0.0.1:8080` or `https://claims.example.com`.
     pub(crate) fn new(address: &str) -> Result<Self, Error> {
-        let wrong = |why: &str| {
-            Error::Setup(format!("{address}: must be http://HOST:PORT{why}; this client speaks no TLS"))
-        };
+        let wrong =
+            |why: &str| Error::Setup(format!("{address}: must be http://HOST:PORT or https://HOST{why}"));
         let url: Url = address.parse().map_err(|_| wrong(""))?;
-        if url.scheme() != "http" || !url.has_host() {
+        if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(wrong(""));
         }
         if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
@@ -41,7 +44,8 @@ impl Listener {
             return Err(wrong(" without a user"));
         }
         // A redirect would make a look-up of a claim.
-        let client = Client::builder().timeout(WAIT).no_proxy().redirect(Policy::none()).build();
+        let client = Client::builder().timeout(WAIT).no_proxy().redirect(Policy::none());
+        let client = client.tls_backend_preconfigured(tls(url.scheme() == "https")?).build();
         let client = client.map_err(|error| Error::Setup(told(error)))?;
         Ok(Self { client, address: address.trim_end_matches('/').to_owned() })
     }
@@ -74,6 +78,19 @@ impl Listener {
     }
 }
 
+/// TLS that trusts this machine's certificate authorities, or those in the file that `SSL_CERT_FILE` names. They are read only
+/// where TLS `is_needed`.
+fn tls(is_needed: bool) -> Result<ClientConfig, Error> {
+    let mut roots = RootCertStore::empty();
+    if is_needed {
+        roots.add_parsable_certificates(load_native_certs().certs);
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions();
+    let config = config.map_err(|error| Error::Setup(format!("TLS: {error}")))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
 fn retry_after(response: &Response) -> Option<Duration> {
     let seconds: u64 = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds.min(RETRY_AFTER_MAX_S)))
@@ -97,13 +114,18 @@ mod tests {
 
     #[test]
     fn an_address_that_cannot_be_called_is_refused_at_once() {
-        for good in ["http://127.0.0.1:8080", "http://core.internal/", "http://[::1]:8787"] {
+        for good in [
+            "http://127.0.0.1:8080",
+            "http://core.internal/",
+            "http://[::1]:8787",
+            "https://claims.example.com",
+        ] {
             assert!(Listener::new(good).is_ok(), "{good}");
         }
         for bad in [
             "",
             "127.0.0.1:8080",
-            "https://claims.example.com",
+            "ftp://claims.example.com",
             "http://",
             "http://h/v1",
             "http://h/?a=b",

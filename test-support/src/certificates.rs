@@ -3,8 +3,14 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::Arc;
 
 use tempfile::TempDir;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::RedisServer;
 use crate::postgres::{Postgres, hand_over};
@@ -68,6 +74,20 @@ impl Certificates {
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "openssl: {said}");
         Ok(())
+    }
+
+    /// What shows the servers' certificate to those who connect.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        let chain = CertificateDer::pem_file_iter(self.file("server.pem")).expect("a certificate");
+        let chain = chain.collect::<Result<Vec<_>, _>>().expect("a certificate");
+        let key = PrivateKeyDer::from_pem_file(self.file("server.key")).expect("its key");
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("TLS")
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .expect("a certificate with its key");
+        TlsAcceptor::from(Arc::new(config))
     }
 
     /// A Redis that listens on `address` by TLS alone, for `core` with its `password`, who may what core's own Redis

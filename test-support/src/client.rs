@@ -1,11 +1,13 @@
 //! An HTTP client, and what came back.
 
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use reqwest::header::HeaderMap;
 use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// Longer than any answer of core may take.
 const WAIT: Duration = Duration::from_secs(30);
@@ -23,8 +25,15 @@ pub fn client() -> Client {
     DESCRIPTORS.call_once(|| {
         let _ = rlimit::increase_nofile_limit(u64::MAX);
     });
-    let client = reqwest::Client::builder().no_proxy().timeout(WAIT).pool_idle_timeout(IDLE_MAX).build();
-    Client(client.expect("an HTTP client"))
+    let client = reqwest::Client::builder().no_proxy().timeout(WAIT).pool_idle_timeout(IDLE_MAX);
+    Client(client.tls_backend_preconfigured(trusting_none()).build().expect("an HTTP client"))
+}
+
+/// TLS as reqwest wants to be told of it, though nothing of the tests' own is called by it.
+fn trusting_none() -> ClientConfig {
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().expect("TLS");
+    config.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
 }
 
 /// An answer, read whole.

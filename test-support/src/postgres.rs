@@ -107,6 +107,22 @@ impl Postgres {
         PgPoolOptions::new().max_connections(4).connect_lazy_with(options)
     }
 
+    /// Begins to time the statements of a database. The server has to have been started with
+    /// `("shared_preload_libraries", "pg_stat_statements")`.
+    pub async fn time_statements(&self, database: &str) {
+        let done = sqlx::query("CREATE EXTENSION pg_stat_statements").execute(&self.pool(database)).await;
+        done.expect("pg_stat_statements");
+    }
+
+    /// How long the server has worked on statements of that database with `word` in them, in seconds.
+    pub async fn seconds_on(&self, database: &str, word: &str) -> f64 {
+        const TIMES: &str = "SELECT coalesce(sum(total_exec_time), 0)::float8 / 1000 FROM pg_stat_statements \
+            WHERE query LIKE '%' || $1 || '%' AND query NOT LIKE '%pg_stat_statements%' \
+            AND dbid = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        let seconds = sqlx::query_scalar(TIMES).bind(word).fetch_one(&self.pool(database)).await;
+        seconds.expect("pg_stat_statements")
+    }
+
     /// SIGSTOP to the server and all that it has forked.
     pub fn freeze(&self) {
         self.to_all(Signal::STOP);

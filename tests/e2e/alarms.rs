@@ -9,12 +9,15 @@ const OPERATIONS: &str = include_str!("../../docs/operations.md");
 const METRICS: &str = include_str!("../../core/src/metrics.rs");
 
 /// What an operator has to be woken for, or told of: a part of a rule's expression for each.
-const WATCHED: [&str; 17] = [
+const WATCHED: [&str; 20] = [
     "up{job=",
     "claimgate_up{part=\"redis\"}",
     "claimgate_up{part=\"sql\"}",
     "claimgate_outbox_lag_seconds",
     "result=\"out_of_memory\"",
+    "claimgate_redis_memory_bytes",
+    "claimgate_barrier_age_seconds",
+    "claimgate_lease_losses_total",
     "claimgate_replicas_missing",
     "claimgate_primaries_refused",
     "claimgate_lost_events_total",
@@ -50,6 +53,38 @@ fn rules_and_dashboard_name_metrics_that_there_are() {
         for metric in metrics {
             assert!(known(metric), "{name}: core has no {metric}");
         }
+    }
+}
+
+/// What docs/operations.md has a row for in its list of metrics is what core tells, with the same labels' names.
+#[test]
+fn each_metric_is_documented_and_no_other() {
+    let rows = OPERATIONS.lines().filter_map(|line| line.strip_prefix("| `claimgate_"));
+    let documented: BTreeSet<_> = rows.filter_map(|row| row.split(['{', '`']).next()).collect();
+    let told = METRICS.lines().filter_map(|line| line.strip_prefix("const "));
+    let told = told.filter_map(|line| line.split_once("&str = \"claimgate_")?.1.split('"').next());
+    assert_eq!(documented, told.collect::<BTreeSet<_>>());
+}
+
+/// A reason that is not told from the start would be seen first with its first 503: no alarm sees that rise.
+#[test]
+fn each_reason_for_a_503_is_told_from_the_start() {
+    const ERRORS: &str = concat!(
+        include_str!("../../core/src/http/error.rs"),
+        include_str!("../../core/src/http/middleware.rs"),
+        include_str!("../../core/src/http/listeners.rs"),
+        include_str!("../../core/src/http/admin/imports.rs"),
+        include_str!("../../core/src/http/internal/claims.rs"),
+    );
+    let in_calls = ERRORS.split("because(\"").skip(1);
+    let in_matches = ERRORS.lines().filter_map(|line| line.trim().strip_suffix("\",")?.split_once("=> \""));
+    let is_label = |reason: &&str| reason.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+    let in_matches = in_matches.map(|(_, reason)| reason).filter(is_label);
+    let used: BTreeSet<_> = in_calls.filter_map(|rest| rest.split('"').next()).chain(in_matches).collect();
+    assert!(used.len() > 10, "{used:?}");
+    for reason in used {
+        assert!(METRICS.contains(&format!(", \"{reason}\"),")), "core does not begin {reason} at zero");
+        assert!(OPERATIONS.contains(&format!("`{reason}`")), "docs/operations.md lacks {reason}");
     }
 }
 

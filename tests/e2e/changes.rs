@@ -8,6 +8,7 @@ use support::client::Client;
 use support::core_client::campaign;
 use support::core_process::API_TOKEN;
 use support::follower::Follower;
+use support::raw::Raw;
 use support::signing::claim_id;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
@@ -227,6 +228,48 @@ async fn who_waits_takes_no_place_of_other_calls() {
         holds(reply.status == 200, || reply.text())
     })
     .await;
+}
+
+/// A call that waits for as long as it may.
+async fn wait_by_hand(core: &Core) -> Raw {
+    let mut connection = Raw::connect(core.admin_listen()).await;
+    let token = core.admin_token();
+    let head = format!(
+        "GET /admin/v1/changes?wait_s=30 HTTP/1.1\r\nHost: core\r\nAuthorization: Bearer {token}\r\n\r\n"
+    );
+    assert!(connection.send(head).await);
+    connection
+}
+
+#[tokio::test]
+async fn who_hangs_up_leaves_the_place_to_others() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    let mut waits = Vec::new();
+    for _ in 0..64 {
+        waits.push(wait_by_hand(&core).await);
+    }
+    let asked = async |status: u16| {
+        eventually(AT_ONCE, || async {
+            let reply = changes(&core, "").await;
+            holds(reply.status == status, || reply.text())
+        })
+        .await;
+    };
+    asked(503).await;
+    drop(waits);
+    asked(200).await;
+}
+
+#[tokio::test]
+async fn who_closes_its_side_is_answered_at_once() {
+    let core = Core::start().await;
+    core.create("demo", json!({})).await;
+    let mut wait = wait_by_hand(&core).await;
+    wait.finish().await;
+    let answer = wait.read_to_end().await;
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.contains(r#""items":[]"#), "{text}");
 }
 
 #[tokio::test]

@@ -8,9 +8,9 @@ use support::edge::{Runtime, World, root, tool};
 use super::edge::run;
 
 /// Each test of client/test/claims.test.js has users of its own.
-const USERS: [&str; 19] = [
+const USERS: [&str; 24] = [
     "ann", "bob", "carol", "dave", "erin", "finn", "gwen", "hugo", "iris", "jack", "kate", "liam", "mona",
-    "nick", "olga", "pete", "quin", "rosa", "saul",
+    "nick", "olga", "pete", "quin", "rosa", "saul", "tess", "ugo", "vera", "walt", "xena",
 ];
 
 #[test]

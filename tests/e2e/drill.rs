@@ -1,11 +1,18 @@
 //! `claimgate drill` as it is run against real installations: those that hold, those that are told to hold more, and those
 //! that cannot be drilled.
 
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use support::certificates::Certificates;
 use support::lossy_proxy::LossyProxy;
-use support::process::free_address;
+use support::process::{Process, Signal, command, free_address};
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually};
+use support::{Core, CoreOptions, SOON, binary, eventually};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::command_line::{Said, ask, run};
 use crate::on_postgres::on_postgres;
@@ -110,7 +117,7 @@ async fn what_cannot_be_drilled_is_said_in_one_line() {
     for (url, part) in [
         (nowhere.as_str(), "no answer from"),
         (&core.admin_url(""), "takes no claims"),
-        ("https://claims.example.com", "no TLS"),
+        ("ftp://claims.example.com", "must be http://HOST:PORT or https://HOST"),
         ("127.0.0.1:8080", "must be http://HOST:PORT"),
     ] {
         ask(&core, &["drill", url]).await.ended(2).one_line(part);
@@ -137,6 +144,53 @@ async fn what_cannot_be_drilled_is_said_in_one_line() {
         campaigns["items"].as_array().unwrap().iter().all(|campaign| campaign["state"] == "ended"),
         "{campaigns}"
     );
+}
+
+/// Ends TLS before `core`, at an address of its own.
+async fn tls_before(core: &Core, certificates: &Certificates) -> SocketAddr {
+    let (address, to) = (free_address(), core.listen());
+    let (acceptor, listener) = (certificates.acceptor(), TcpListener::bind(address).await.unwrap());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let acceptor = acceptor.clone();
+            tokio::spawn(async move {
+                let Ok(mut there) = acceptor.accept(stream).await else { return };
+                let mut here = TcpStream::connect(to).await.unwrap();
+                // Cut by the drill now and then.
+                let _ = copy_bidirectional(&mut there, &mut here).await;
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_installation_behind_tls_has_to_show_a_certificate_that_is_trusted() {
+    let certificates = match Certificates::make() {
+        Ok(certificates) => certificates,
+        Err(why) => {
+            eprintln!("SKIPPED the drill by TLS: {why}");
+            assert!(std::env::var_os("CI").is_none(), "skipped: {why}");
+            return;
+        }
+    };
+    let core = Core::start().await;
+    let url = format!("https://{}", tls_before(&core, &certificates).await);
+    let (listen, admin) = (core.listen().to_string(), core.admin_listen().to_string());
+    let data = core.data_dir();
+    let drill = async |authority: &str| {
+        let authority = certificates.file(authority);
+        let environment = [
+            ("CLAIMGATE_LISTEN", listen.as_str()),
+            ("CLAIMGATE_ADMIN_LISTEN", admin.as_str()),
+            ("CLAIMGATE_DATA_DIR", data.to_str().unwrap()),
+            ("SSL_CERT_FILE", authority.as_str()),
+        ];
+        run(&[&["drill", url.as_str()], &SMALL[..]].concat(), &environment, &data).await
+    };
+    let report = drill("ours.pem").await.ended(0).json();
+    assert_eq!((&report["passed"], &report["url"]), (&json!(true), &json!(url)), "{report:#}");
+    drill("other.pem").await.ended(2).one_line("UnknownIssuer");
 }
 
 #[tokio::test]
@@ -208,6 +262,60 @@ async fn a_core_that_does_not_come_back_is_no_pass() {
     let (said, ()) = tokio::join!(storm, fault);
     let said = said.ended(2);
     assert!(said.err.contains("could not be run"), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_storm_that_does_not_end_is_given_up() {
+    let core = Core::start().await;
+    let said = drill(&core, &["--users", "100000", "--storm-max", "1"]).await.ended(2);
+    said.one_line("not over after 1 s");
+    assert_eq!(the_campaign(&core).await.unwrap()["state"], "ended");
+}
+
+/// The only campaign, once there is one.
+async fn the_campaign(core: &Core) -> Option<Value> {
+    core.admin_get("/admin/v1/campaigns").await.expect(200).json()["items"].get(0).cloned()
+}
+
+/// A large drill of `core` under way, which finds the admin API at `admin`.
+fn begin(core: &Core, admin: SocketAddr) -> Process {
+    let mut drill = command(&binary::claimgate());
+    drill
+        .args(["drill", &core.url(""), "--users", "100000"])
+        .env("CLAIMGATE_LISTEN", core.listen().to_string())
+        .env("CLAIMGATE_ADMIN_LISTEN", admin.to_string())
+        .env("CLAIMGATE_DATA_DIR", core.data_dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Process::start(drill)
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_campaign_in_the_storm() {
+    for (signal, core) in [(Signal::TERM, Core::start().await), (Signal::INT, Core::start().await)] {
+        let mut drill = begin(&core, core.admin_listen());
+        until_storming(&core).await;
+        drill.signal(signal);
+        assert_eq!(drill.wait(SOON).await.code(), Some(2), "{signal:?}");
+        assert_eq!(the_campaign(&core).await.unwrap()["state"], "ended", "{signal:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_signal_before_the_campaign_is_known_to_be_there_ends_it_too() {
+    for (signal, core) in [(Signal::TERM, Core::start().await), (Signal::INT, Core::start().await)] {
+        let admin = LossyProxy::to(core.admin_listen());
+        admin.delay_answers(Duration::from_secs(3));
+        let mut drill = begin(&core, admin.listen);
+        eventually(SOON, || async {
+            the_campaign(&core).await.map(drop).ok_or_else(|| "no campaign yet".to_owned())
+        })
+        .await;
+        drill.signal(signal);
+        assert_eq!(drill.wait(2 * SOON).await.code(), Some(2), "{signal:?}");
+        assert_eq!(the_campaign(&core).await.unwrap()["state"], "ended", "{signal:?}");
+    }
 }
 
 #[tokio::test]

@@ -72,6 +72,7 @@ async fn the_description_names_every_call() {
         (one, &["get", "patch"]),
         ("/admin/v1/audit", &["get"]),
         ("/admin/v1/changes", &["get"]),
+        ("/admin/v1/live", &["get"]),
         (&format!("{one}/add"), &["post"]),
         (&format!("{one}/pause"), &["post"]),
         (&format!("{one}/resume"), &["post"]),

@@ -7,17 +7,12 @@ use std::process::Stdio;
 use axum::http;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::examples::example;
 use support::process::{Process, command, free_address};
 use support::wait::holds;
 use support::{CoreOptions, SOON, eventually};
 
-const DOCUMENT: &str = include_str!("../../docs/webhooks.md");
-
-/// The one block of `language` in the document.
-fn block(language: &str) -> String {
-    let (_, rest) = DOCUMENT.split_once(&format!("```{language}\n")).expect("a block");
-    rest.split_once("\n```").expect("its end").0.to_owned()
-}
+const DOCUMENT: &str = "docs/webhooks.md";
 
 fn program(name: &str) -> std::path::PathBuf {
     let path = std::env::var_os("PATH").expect("PATH");
@@ -68,12 +63,22 @@ async fn takes_what_is_signed_and_nothing_else(program: &Path, file: &str, sourc
 
 #[tokio::test]
 async fn in_javascript() {
-    takes_what_is_signed_and_nothing_else(&program("node"), "receiver.mjs", block("js")).await;
+    takes_what_is_signed_and_nothing_else(
+        &program("node"),
+        "receiver.mjs",
+        example(DOCUMENT, "import { createHmac"),
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn in_python() {
-    takes_what_is_signed_and_nothing_else(&program("python3"), "receiver.py", block("python")).await;
+    takes_what_is_signed_and_nothing_else(
+        &program("python3"),
+        "receiver.py",
+        example(DOCUMENT, "import base64"),
+    )
+    .await;
 }
 
 // As the document has it; the test below compares them.
@@ -87,7 +92,10 @@ fn claim_of(secret: &str, headers: &http::HeaderMap, body: &[u8]) -> Option<serd
 
 #[tokio::test]
 async fn in_rust() {
-    assert!(include_str!("webhook_receivers.rs").contains(&block("rust")), "the document has another one");
+    assert!(
+        include_str!("webhook_receivers.rs").contains(&example(DOCUMENT, "fn claim_of(secret")),
+        "the document has another one"
+    );
     let secret = "whsec_bXkgc2VjcmV0IGlzIGxvbmcgZW5vdWdoIQ==";
     let body = br#"{"type":"claim.granted","data":{"claim":{"id":"demo.alice.x"}}}"#;
     let now = support::times::now_ms() / 1000;

@@ -24,11 +24,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::command_line::ask;
 use crate::on_postgres::on_postgres;
@@ -453,17 +448,7 @@ async fn a_core_that_was_killed_goes_on_where_it_was() {
 
 /// A receiver behind TLS, with this certificate and key.
 async fn serve_tls(receiver: Receiver, address: std::net::SocketAddr, certificates: &Certificates) {
-    let chain = CertificateDer::pem_file_iter(certificates.file("server.pem")).unwrap();
-    let chain = chain.collect::<Result<Vec<_>, _>>().unwrap();
-    let key = PrivateKeyDer::from_pem_file(certificates.file("server.key")).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .unwrap();
-    let (acceptor, listener) =
-        (TlsAcceptor::from(Arc::new(config)), TcpListener::bind(address).await.unwrap());
+    let (acceptor, listener) = (certificates.acceptor(), TcpListener::bind(address).await.unwrap());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let (acceptor, service) = (acceptor.clone(), TowerToHyperService::new(receiver.routes()));

@@ -331,6 +331,39 @@ async fn the_lag_rises_while_sql_takes_nothing() {
     row.passed(1, &format!("up to {last:.1} s, and 0 again"));
 }
 
+/// What waits for SQL does so also while its campaign is not ready, or Redis is away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lag_rises_whatever_else_is_wrong() {
+    let row = Row::begin("the lag while a campaign is not ready, and while Redis is silent");
+    let fixture = Fixture::external().await;
+    fixture.core.create("demo", json!({"total": 100})).await;
+    let held = fixture.sql.hold().await;
+    wins(&fixture.core, "demo", "alice").await;
+    let rises_above = async |least: f64| {
+        eventually(SOON, || async {
+            let lag = lag_seconds(&fixture.core).await;
+            holds(lag > least, || format!("the lag is {lag} s"))
+        })
+        .await;
+    };
+    rises_above(1.0).await;
+    row.fault();
+    fixture.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
+    fixture.core.claim("demo", "bob", "k").await.refused(503, "campaign_not_ready");
+    rises_above(4.0).await;
+    row.fault();
+    signal_pids(&fixture.redis_pids().await, Signal::STOP);
+    rises_above(7.0).await;
+    signal_pids(&fixture.redis_pids().await, Signal::CONT);
+    held.release().await;
+    eventually(2 * SOON, || async {
+        let lag = lag_seconds(&fixture.core).await;
+        holds(lag == 0.0, || format!("the lag is {lag} s, and all is relayed"))
+    })
+    .await;
+    row.passed(2, "and 0 once all was relayed");
+}
+
 async fn lag_seconds(core: &Core) -> f64 {
     let metrics = core.client().try_get(&core.admin_url("/metrics"), "").await.expect("metrics").text();
     let line = metrics.lines().find_map(|line| line.strip_prefix("claimgate_outbox_lag_seconds "));

@@ -24,6 +24,7 @@ mod keys;
 mod killed;
 mod load;
 mod lock;
+mod logs;
 mod machine;
 mod migrations;
 mod outbox;

@@ -27,6 +27,7 @@ const GIVEN: &[(&str, &[&str], &str)] = &[
     ("FEED_OF_CLAIMS", &["'[[0,\"c1\",\"u1\",\"000100000000000001A\"]]'"], "digest"),
     ("TRANSITION", &["'c1'", "'u1'", "'000100000000000001A'", "'returned'", "1750000000000"], "digest"),
     ("TOTALS", &["'c1'"], "campaign_id"),
+    ("REFUSED", &["'c1'"], "campaign_id"),
     ("REVISIONS", &["'[[\"u1\",\"000100000000000001A\"]]'", "'c1'"], "digest"),
     ("GAPS", &["'c1'", "100"], "campaign_id"),
     ("TAKEN", &["'c1'"], "campaign_id"),
@@ -66,6 +67,11 @@ async fn lines(pool: &AnyPool, statement: String, column: usize) -> Vec<String> 
     rows.iter().map(|row| row.get(column)).collect()
 }
 
+/// By the index of nothing but the revoked claims.
+fn is_by_the_revoked(plan: &[String]) -> bool {
+    plan.iter().any(|line| line.contains("claims_revoked"))
+}
+
 #[tokio::test]
 async fn sqlite_finds_every_claim_by_an_index() {
     let row = Row::begin("the plan of every statement over claims: SQLite");
@@ -83,6 +89,7 @@ async fn sqlite_finds_every_claim_by_an_index() {
         // The place of a claim that is written is found by its primary key, which no plan says.
         let found = search.is_some_and(|line| line.contains(" INDEX ") && line.contains(by));
         assert!(found || *name == "WRITE", "{name}: {plan:?}");
+        assert!(*name != "REFUSED" || is_by_the_revoked(&plan), "{name}: {plan:?}");
         // A temporary table for each row, as for `status IN (…)` in a constraint, costs an eighth of the relay's time.
         let steps = lines(&pool, format!("EXPLAIN {text}"), 1).await;
         assert!(*name != "WRITE" || !steps.iter().any(|step| step == "OpenEphemeral"), "{steps:?}");
@@ -128,6 +135,7 @@ async fn postgres_finds_every_claim_by_an_index() {
                 let found = plan.iter().any(|line| line.contains("Index Cond") && line.contains(by));
                 let written = plan.iter().any(|line| line.contains("Conflict Arbiter Indexes: claims_key"));
                 assert!(if *name == "WRITE" { written } else { found }, "{with}");
+                assert!(*name != "REFUSED" || is_by_the_revoked(&plan), "{with}");
                 // Else each page would sort all that are left.
                 let is_page = ["PAGE", "BY_USER", "FEED_OF_CAMPAIGN"].contains(name);
                 assert!(!is_page || !plan.iter().any(|line| line.contains("->  Sort")), "{with}");

@@ -145,7 +145,7 @@ impl System {
         let before = self.core.handle.campaign();
         let after = with_rules(&before, rules);
         let changed = self.sql.change(before.version, &after, change_at(self.clock.now_ms())).await;
-        let Ok(Some(Changed::Done(campaign))) = changed else {
+        let Ok(Some(Changed::Done(campaign) | Changed::AsBefore(campaign))) = changed else {
             return Err(format!("{changed:?}"));
         };
         self.core.engine.registry.update(campaign);

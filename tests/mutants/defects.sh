@@ -7,9 +7,7 @@ defect ack_before_commit core/src/jobs/outbox_relay.rs \
     '            self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
             let turn = match self.commits.commit('
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
-    '        self.relay_suspended(handle).await?;
-        // Keys of an older epoch' \
-    '        // Keys of an older epoch'
+    'let relayed = self.relay_suspended(handle, suspended.epoch).await?;' 'let relayed = 0;'
 defect backlog_not_lowered lua/ack.lua \
     "struct.unpack('>I6', state, at) - events" "struct.unpack('>I6', state, at)"
 defect older_row_wins core/src/store/sql/statements.rs \
@@ -192,9 +190,13 @@ defect replication_id_not_compared core/src/store/redis/replicas.rs \
     'field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id' \
     'field(info, "role:") == "master"' faults a_replica_in_between
 
-# A promoted server that goes on as it is has all that SQL has, and nothing that SQL refused.
-defect refused_claims_adopted core/src/engine/recovery.rs 'agrees: totals.revoked == 0' 'agrees: true' \
+# A promoted server that goes on as it is has all that SQL has, nothing that SQL refused, and nothing that SQL never heard of.
+defect refused_claims_adopted core/src/store/sql/campaigns.rs 'if !is_as_drawn || has_refused ||' 'if !is_as_drawn ||' \
     interleavings a_promoted_server_is_not_adopted
+defect lacking_server_adopted core/src/store/sql/campaigns.rs \
+    'has_refused || !has.covers(now.high_water_mark)' 'has_refused' faults failover::
+defect deleted_entries_adopted core/src/engine/recovery.rs ' && relayed == backlog;' ';' \
+    faults a_claim_whose_entry_was_deleted
 
 # Campaigns that have changed are read at once, however many there are.
 defect changes_not_followed core/src/store/sql/statements.rs \

@@ -7,6 +7,7 @@ mod claim_batches;
 mod edge;
 mod http;
 mod latency;
+mod look_up;
 mod memory;
 mod relay;
 mod sold_out;
@@ -40,6 +41,7 @@ pub const GROUPS: &[Group] = &[
     http::GROUP,
     spread::GROUP,
     barrier::GROUP,
+    look_up::GROUP,
     claim_batches::GROUP,
     sold_out::GROUP,
     latency::GROUP,

@@ -17,7 +17,7 @@ use crate::users::Uuids;
 pub const GROUP: Group = Group {
     name: "relay",
     about: "the relay alone, into SQLite and into PostgreSQL",
-    figures: &[SQLITE, POSTGRES, SQLITE_CPU, POSTGRES_CPU],
+    figures: &[SQLITE, POSTGRES, SQLITE_CPU, POSTGRES_CPU, FEED],
     run: |session| Box::pin(run(session)),
 };
 
@@ -26,6 +26,8 @@ const POSTGRES: &Definition =
     &Definition::at_least("relay into PostgreSQL, alone", Unit::PerSecond, 60_000.0);
 const SQLITE_CPU: &Definition = &Definition::at_most("relay's CPU a row, SQLite", Unit::CpuMicroseconds, 4.0);
 const POSTGRES_CPU: &Definition = &Definition::told("relay's CPU a row, PostgreSQL", Unit::CpuMicroseconds);
+const FEED: &Definition =
+    &Definition::at_most("feed's share of the relay's time, PostgreSQL", Unit::Ratio, 0.1);
 
 const EVENTS: usize = 300_000;
 const CAMPAIGN: &str = "bench";
@@ -33,6 +35,9 @@ const CAMPAIGN: &str = "bench";
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     // With fsync, as in production; the tests run without it.
     let postgres = Postgres::start_with(&[("fsync", "on")]).await.map_err(anyhow::Error::msg)?;
+    // Timing takes time, so it has a server of its own.
+    let timing = [("fsync", "on"), ("shared_preload_libraries", "pg_stat_statements")];
+    let timed = Postgres::start_with(&timing).await.map_err(anyhow::Error::msg)?;
     for round in 1..=session.options.rounds {
         let directory = TempDir::with_prefix("cgb-")?;
         let sqlite = sqlite_url(&directory.path().join("claimgate.sqlite"));
@@ -48,8 +53,20 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
             session.add(figures[0], rate);
             session.add(figures[1], cpu_us);
         }
+        session.begin_round();
+        let share = share_of_the_feed(session, &timed, &format!("round_{round}")).await?;
+        session.say(format_args!("round {round} · the feed's statements: {share:.3} of the relay's time"));
+        session.add(FEED, share);
     }
     Ok(())
+}
+
+/// How long the server works on the feed's statements, over how long the relay takes in all.
+async fn share_of_the_feed(session: &mut Session, timed: &Postgres, database: &str) -> anyhow::Result<f64> {
+    let url = timed.database(database).await;
+    timed.time_statements(database).await;
+    let (rate, _) = relay(session, &url).await?;
+    Ok(timed.seconds_on(database, "feed").await / (EVENTS as f64 / rate))
 }
 
 /// Rows per second into the database at `url`, and microseconds of processor time that the relay takes over each.

@@ -10,6 +10,7 @@ use claimgate_client::{Admin, Internal};
 use claimgate_drill::{DrillError, Installation, Plan, Target, Voice, page, run, text};
 use clap::Args;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::call_args::CallArgs;
 use super::client::{CallError, admin_token};
@@ -21,8 +22,8 @@ use crate::clock;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exit status: 0 passed; 1 a check does not hold; 2 it could not be run. Needs an admin's token, and through the \
-        edge the key of users' tokens: from the variables or the data directory, as `serve` finds them. Ctrl-C ends the \
-        scratch campaign. An edge that limits requests by address slows the storm down: drill core for a fast one."
+        edge the key of users' tokens: from the variables or the data directory, as `serve` finds them. Ctrl-C and \
+        SIGTERM end the scratch campaign. An edge that limits requests by address slows the storm down: drill core for a fast one."
 )]
 pub struct DrillArgs {
     /// The edge, or core's internal API, such as `http://127.0.0.1:8787`
@@ -48,6 +49,9 @@ pub struct DrillArgs {
     /// Give up when nothing is decided, or reaches SQL, for so many seconds
     #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3600))]
     patience: u32,
+    /// Give up when the storm is not over after so many seconds
+    #[arg(long, default_value_t = 1200, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=3000))]
+    storm_max: u32,
     /// Write the report as a page with charts to this new file
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -65,11 +69,7 @@ impl DrillArgs {
         // Before the storm: a report that cannot be written would be lost after it.
         let file = self.report.as_deref().map(new_file).transpose()?;
         let voice = Voice { progress: &shown, say: &|text| say(&text) };
-        let stop = async {
-            if tokio::signal::ctrl_c().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        };
+        let stop = told_to_stop()?;
         let done = run(&installation, &self.plan(), clock::now(), voice, stop).await;
         let report = done.map_err(|error| {
             // Without a report there is to be no file; one that stays is empty.
@@ -92,6 +92,7 @@ impl DrillArgs {
             duplicates: self.duplicates,
             expect: self.expect,
             patience: Duration::from_secs(self.patience.into()),
+            storm_max: Duration::from_secs(self.storm_max.into()),
             keep: self.keep,
         }
     }
@@ -108,6 +109,18 @@ impl DrillArgs {
         let admin = Admin::new(&format!("http://{}", self.call.admin_listen), &token)?;
         Ok(Installation { target, url, internal, admin, users })
     }
+}
+
+/// Waits for Ctrl-C or SIGTERM; from now on neither ends the process before the campaign is ended.
+fn told_to_stop() -> Result<impl Future<Output = ()>, CallError> {
+    let on = |kind| signal(kind).map_err(|error| CallError::Usage(format!("signals: {error}")));
+    let (mut interrupt, mut terminate) = (on(SignalKind::interrupt())?, on(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => (),
+            _ = terminate.recv() => (),
+        }
+    })
 }
 
 /// Whatever keeps a drill from its report is no verdict: neither passed nor failed.

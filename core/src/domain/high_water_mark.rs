@@ -15,4 +15,9 @@ impl HighWaterMark {
     pub fn max(self, other: Self) -> Self {
         Self { sequence: self.sequence.max(other.sequence), events: self.events.max(other.events) }
     }
+    /// Whether it is at least as far as `other`, in each count.
+    #[must_use]
+    pub fn covers(self, other: Self) -> bool {
+        self.sequence >= other.sequence && self.events >= other.events
+    }
 }

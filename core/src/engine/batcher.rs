@@ -42,6 +42,9 @@ pub enum BatcherError {
     /// Too many wait already; nothing was tried.
     #[error("too many claims are waiting")]
     Overloaded,
+    /// The outbox is full; nothing was changed.
+    #[error("too many events wait for SQL")]
+    OutboxFull,
     /// Redis gave no decision.
     #[error(transparent)]
     Sync(#[from] Arc<SyncError>),
@@ -123,7 +126,8 @@ impl ClaimBatcher {
     /// retry is never refused from the sold-out cache: another core may have granted it since the cache was filled.
     ///
     /// # Errors
-    /// [`BatcherError::Overloaded`] when 8,192 claims of the campaign wait or the outbox is full: nothing was changed.
+    /// [`BatcherError::Overloaded`] when 8,192 claims of the campaign wait, [`BatcherError::OutboxFull`] when the outbox is:
+    /// nothing was changed.
     /// [`BatcherError::Sync`] when Redis gave no decision; whether the claim was decided may be unknown.
     pub async fn claim(
         &self,
@@ -267,9 +271,13 @@ impl Worker {
                     if sold_out_denials > 0 {
                         self.state.sold_out.record_sold_out(sold_out_denials, &self.sync, &self.handle);
                     }
+                    self.handle.observe_stock(sold_out_denials > 0, || decided.has_granted());
+                    let asked = batch.len();
                     batch = answer(batch, &decided);
+                    self.handle.record_answered(asked - batch.len());
                 }
                 Err(error) => {
+                    self.handle.asked_for();
                     let error = Arc::new(error);
                     for claim in batch.drain(..) {
                         metrics::undecided(reason_of(&error));
@@ -337,7 +345,8 @@ fn decision(
         persisted: None,
     };
     let (outcome, taken) = match *verdict {
-        Verdict::RetryAfterSweep | Verdict::OutboxFull => return Err(BatcherError::Overloaded),
+        Verdict::RetryAfterSweep => return Err(BatcherError::Overloaded),
+        Verdict::OutboxFull => return Err(BatcherError::OutboxFull),
         Verdict::Denied(denial) => (Outcome::Denied(denial), 0),
         Verdict::Granted { sequence, expires_at: None, taken } => {
             (Outcome::Granted(claim(ClaimStatus::Granted, sequence, decided.now, None)), taken)

@@ -8,6 +8,8 @@ use redis::{Client, RedisError};
 use super::batcher::ClaimBatcher;
 use super::feed_watch::FeedWatch;
 use super::health::Health;
+use super::live::Live;
+use super::measures::Measures;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
@@ -30,8 +32,12 @@ pub struct Engine {
     pub batcher: ClaimBatcher,
     /// Whether both stores answer.
     pub health: Arc<Health>,
+    /// What metrics tell of campaigns and servers.
+    pub(super) measures: Arc<Measures>,
     /// Waits for the feed to go on.
     pub feed_watch: Arc<FeedWatch>,
+    /// Snapshots for those who watch.
+    pub live: Arc<Live>,
     /// Sends events to webhooks.
     pub webhook_sender: WebhookSender,
 }
@@ -81,7 +87,9 @@ impl Engine {
             recovery: Arc::clone(&self.recovery),
             sync,
             health: Arc::clone(&self.health),
+            measures: Arc::clone(&self.measures),
             feed_watch: Arc::clone(&self.feed_watch),
+            live: Arc::clone(&self.live),
             webhook_sender: self.webhook_sender.clone(),
         }
     }
@@ -128,7 +136,9 @@ impl Builder {
             recovery,
             sync,
             health: Arc::default(),
+            measures: Arc::default(),
             feed_watch,
+            live: Arc::default(),
             webhook_sender: self.webhook_sender,
         }
     }

@@ -93,7 +93,8 @@ impl Engine {
         let counters = match self.read(&handle, None).await {
             Ok((counters, _)) => Some(counters),
             Err(error) => {
-                tracing::warn!(%error, campaign = %id, "no live counters");
+                // One line for each campaign and look would fill the log.
+                tracing::debug!(%error, campaign = %id, "no live counters");
                 None
             }
         };
@@ -179,8 +180,10 @@ impl Engine {
         if self.is_of_another_register(&campaign.id).await? {
             return Err(EngineError::OfAnotherRegister);
         }
-        match self.sync.sql.create(&campaign, Change { who, what: "create", at: now }).await? {
+        let change = Change { who, what: "create", at: now };
+        match self.sync.sql.create(&campaign, change).await? {
             None => {
+                log_change(&campaign, change);
                 let handle = self.registry.update(campaign);
                 self.recovery.ensure_ready(&handle).await?;
                 Ok(Created::New)
@@ -218,7 +221,7 @@ impl Engine {
             after
         } else {
             let change = Change { who, what: "update", at: now };
-            written(self.sync.sql.change(before.version, &after, change).await?)?
+            written(self.sync.sql.change(before.version, &after, change).await?, change)?
         };
         self.apply(changed).await
     }
@@ -234,7 +237,7 @@ impl Engine {
         change: Change<'_>,
     ) -> Result<(), EngineError> {
         let changed = self.sync.sql.set_admin_state(id, admin_state, change).await?;
-        self.apply(written(changed)?).await
+        self.apply(written(changed, change)?).await
     }
 
     /// Adds units to a campaign's total, from the next decision on, once for each key; a key of before finds it added.
@@ -250,7 +253,10 @@ impl Engine {
     ) -> Result<AddedUnits, EngineError> {
         let added = self.sync.sql.add(id, addition, change).await?.ok_or(EngineError::CampaignNotFound)?;
         let (campaign, units) = match added {
-            Added::Done(campaign) => (campaign, AddedUnits::Now),
+            Added::Done(campaign) => {
+                log_change(&campaign, change);
+                (campaign, AddedUnits::Now)
+            }
             Added::Replayed(campaign) => (campaign, AddedUnits::Before),
             Added::Refused(problem) => return Err(EngineError::Invalid(problem)),
         };
@@ -278,7 +284,8 @@ impl Engine {
             // One that was evicted and can be claimed from again is loaded first.
             Err(error) if error.not_ready_reason().is_some() => {
                 if let Err(reason) = self.recovery.ensure_ready(handle).await {
-                    tracing::warn!(error = %reason, campaign = %handle.campaign().id, "not ready");
+                    // The maintenance logs it, and goes on with it.
+                    tracing::debug!(error = %reason, campaign = %handle.campaign().id, "not in force yet");
                     return Err(error.into());
                 }
                 Ok(self.put_into_force(handle).await?)
@@ -321,10 +328,20 @@ impl Engine {
     }
 }
 
-/// The campaign as a change has left it.
-fn written(changed: Option<Changed>) -> Result<Campaign, EngineError> {
+/// One line for each change, by the words of the audit.
+fn log_change(campaign: &Campaign, change: Change<'_>) {
+    let Change { who, what, .. } = change;
+    tracing::info!(campaign = %campaign.id, who, what, version = %campaign.version, "campaign changed");
+}
+
+/// The campaign as `change` has left it.
+fn written(changed: Option<Changed>, change: Change<'_>) -> Result<Campaign, EngineError> {
     match changed {
-        Some(Changed::Done(campaign)) => Ok(campaign),
+        Some(Changed::Done(campaign)) => {
+            log_change(&campaign, change);
+            Ok(campaign)
+        }
+        Some(Changed::AsBefore(campaign)) => Ok(campaign),
         Some(Changed::Conflict(now)) => Err(EngineError::VersionConflict(now.version)),
         Some(Changed::ImportUnfinished) => Err(EngineError::ImportUnfinished),
         Some(Changed::Ended) => Err(EngineError::CampaignEnded),

@@ -1,11 +1,12 @@
 //! What this core holds of one campaign: its rules, its high-water mark, its readiness, and the work that it needs.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use claimgate_shared::Version;
 
+use super::change_log::ChangeLog;
 use super::notices::Notices;
 use crate::domain::campaign::Campaign;
 use crate::domain::counters::Generation;
@@ -23,14 +24,25 @@ pub struct CampaignHandle {
     rules: RwLock<Arc<Campaign>>,
     sequence: AtomicU64,
     events: AtomicU64,
+    /// Claims that Redis has answered for this core.
+    answered: AtomicU64,
+    /// Events that wait for SQL, as last seen.
+    backlog: AtomicU64,
     began: Instant,
     /// The version last applied in Redis by this core, and when.
     applied: Mutex<Option<(Version, Instant)>>,
     /// The generation of the connection to Redis on which the campaign was last synchronised with SQL.
     synced_generation: AtomicU64,
     readiness: AtomicU8,
+    /// What the log says of it.
+    readiness_log: Mutex<ChangeLog>,
+    /// Whether the last claims were told that nothing is left.
+    sold_out: AtomicBool,
+    sold_out_log: Mutex<ChangeLog>,
     /// Whether the maintenance has been notified of the campaign, and is not done with it yet.
     in_maintenance: AtomicBool,
+    /// Whether the maintenance has been told that a caller has asked for the campaign while it was not ready.
+    asked_for: AtomicBool,
     /// Whether the relay has been notified of outbox entries that it has not begun to read yet.
     outbox_told: AtomicBool,
     /// Whether the relay should also take over entries that a core has read and not acknowledged before it went away.
@@ -64,12 +76,18 @@ impl CampaignHandle {
             keys: Keys::of(&campaign.id),
             sequence: AtomicU64::new(campaign.high_water_mark.sequence),
             events: AtomicU64::new(campaign.high_water_mark.events),
+            answered: AtomicU64::new(0),
+            backlog: AtomicU64::new(0),
             began: Instant::now(),
             rules: RwLock::new(Arc::new(campaign)),
             applied: Mutex::default(),
             synced_generation: AtomicU64::new(0),
             readiness: AtomicU8::new(Readiness::Unchecked as u8),
+            readiness_log: Mutex::default(),
+            sold_out: AtomicBool::new(false),
+            sold_out_log: Mutex::default(),
             in_maintenance: AtomicBool::new(false),
+            asked_for: AtomicBool::new(false),
             outbox_told: AtomicBool::new(false),
             leftovers: AtomicBool::new(false),
             hold_due_ms: AtomicU64::new(u64::MAX),
@@ -79,9 +97,21 @@ impl CampaignHandle {
 
     /// Records that nothing can be decided on the campaign, and notifies the maintenance, once until [`Self::maintained`].
     pub fn mark_not_ready(&self, reason: NotReadyReason) {
-        self.readiness.store(Readiness::NotReady as u8, Ordering::Release);
-        tracing::debug!(campaign = %self.campaign().id, %reason, "not ready");
+        let before = self.readiness.swap(Readiness::NotReady as u8, Ordering::AcqRel);
+        if before == Readiness::Ready as u8 {
+            self.log_not_ready(reason);
+        }
         self.needs_maintenance();
+    }
+
+    fn log_not_ready(&self, reason: NotReadyReason) {
+        let Some(left_out) = locked(&self.readiness_log).changed(Instant::now()) else { return };
+        let campaign = &self.campaign().id;
+        if reason == NotReadyReason::Suspended {
+            tracing::info!(%campaign, left_out, "suspended, to be loaded or evicted");
+        } else {
+            tracing::warn!(%campaign, %reason, left_out, "not ready");
+        }
     }
 
     /// Notifies the maintenance of the campaign, once until [`Self::maintained`].
@@ -91,15 +121,60 @@ impl CampaignHandle {
         }
     }
 
+    /// Has the maintenance take the campaign before others, if it is not ready: a caller has asked for it.
+    pub fn asked_for(&self) {
+        if !self.is_ready() && !self.asked_for.swap(true, Ordering::AcqRel) {
+            self.notices.asked_for.put(self.campaign().id.clone());
+        }
+    }
+
+    /// Has what SQL holds of the campaign compared, which goes on as it was in Redis.
+    pub fn adopted(&self) {
+        self.notices.adopted.put(self.campaign().id.clone());
+    }
+
     /// Records that the maintenance is done with the campaign: it is notified again from now on.
     pub fn maintained(&self) {
+        self.asked_for.store(false, Ordering::Release);
         self.in_maintenance.store(false, Ordering::Release);
     }
 
     /// Records that the campaign is ready, and notifies the relay, which could not read its outbox before.
     pub fn mark_ready(&self) {
-        if self.readiness.swap(Readiness::Ready as u8, Ordering::AcqRel) != Readiness::Ready as u8 {
-            self.has_events();
+        if self.becomes_ready() {
+            tracing::info!(campaign = %self.campaign().id, "ready again");
+        }
+    }
+
+    /// The same for one that this core has loaded or adopted, which its caller logs.
+    pub fn mark_loaded(&self) {
+        self.becomes_ready();
+    }
+
+    /// Whether the log has said that it is not ready.
+    fn becomes_ready(&self) -> bool {
+        if self.readiness.swap(Readiness::Ready as u8, Ordering::AcqRel) == Readiness::Ready as u8 {
+            return false;
+        }
+        self.has_events();
+        locked(&self.readiness_log).changed_back()
+    }
+
+    /// Records what a call has told of what is left: `none`, or `some`, which is only asked for when there was none. Logs when
+    /// that has changed.
+    pub fn observe_stock(&self, none: bool, some: impl FnOnce() -> bool) {
+        if none {
+            if !self.sold_out.swap(true, Ordering::Relaxed)
+                && let Some(left_out) = locked(&self.sold_out_log).changed(Instant::now())
+            {
+                tracing::info!(campaign = %self.campaign().id, left_out, "sold out");
+            }
+        } else if self.sold_out.load(Ordering::Relaxed)
+            && some()
+            && self.sold_out.swap(false, Ordering::Relaxed)
+            && locked(&self.sold_out_log).changed_back()
+        {
+            tracing::info!(campaign = %self.campaign().id, "granted from again after it was sold out");
         }
     }
 
@@ -192,6 +267,26 @@ impl CampaignHandle {
         self.notices.decisions.record();
     }
 
+    /// Records that Redis has answered so many claims for this core.
+    pub fn record_answered(&self, claims: usize) {
+        self.answered.fetch_add(claims as u64, Ordering::Relaxed);
+    }
+
+    /// The claims that Redis has answered for this core.
+    pub fn answered(&self) -> u64 {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Records how many events wait for SQL.
+    pub fn record_backlog(&self, events: u64) {
+        self.backlog.store(events, Ordering::Relaxed);
+    }
+
+    /// The events that wait for SQL, as last seen.
+    pub fn backlog(&self) -> u64 {
+        self.backlog.load(Ordering::Relaxed)
+    }
+
     /// The target of a script call on `campaign`, with the minimum event count that this core knows.
     pub fn target<'a>(&'a self, campaign: &'a Campaign) -> CallTarget<'a> {
         CallTarget {
@@ -208,7 +303,7 @@ impl CampaignHandle {
 
     /// Records that the rules of `version` are applied in Redis.
     pub fn mark_rules_applied(&self, version: Version) {
-        *self.applied.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
+        *locked(&self.applied) = Some((version, Instant::now()));
     }
 
     /// Whether the rules have to be applied: they are newer than those applied last, or these are due for renewal.
@@ -218,7 +313,7 @@ impl CampaignHandle {
             return false;
         }
         let version = campaign.version;
-        let applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        let applied = locked(&self.applied);
         applied.is_none_or(|(last, at)| last < version || at.elapsed() > self.rules_age_max())
     }
 
@@ -241,4 +336,8 @@ impl CampaignHandle {
             *rules = Arc::new(campaign);
         }
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -28,8 +28,8 @@ impl Health {
         let Ok(nodes) = answer else { return };
         let mut known = self.redis_nodes.write().unwrap_or_else(PoisonError::into_inner);
         for node in &nodes {
-            let was_up = known.iter().find(|other| other.address == node.address).map(|other| other.is_up);
-            match (was_up, node.is_up) {
+            let was_up = known.iter().find(|other| other.address == node.address).map(NodeState::is_up);
+            match (was_up, node.is_up()) {
                 (None | Some(true), false) => tracing::error!(node = node.address, "a node does not answer"),
                 (Some(false), true) => tracing::info!(node = node.address, "the node answers again"),
                 _ => {}

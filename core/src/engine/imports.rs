@@ -122,7 +122,7 @@ impl Recovery {
             return Err(self.overtaken(&id).await?);
         };
         self.registry.update(complete);
-        tracing::info!(campaign = %id, imported, already, "past claims imported");
+        tracing::info!(campaign = %id, who = change.who, imported, already, "past claims imported");
         Ok(Imported { imported, already })
     }
 

@@ -3,8 +3,12 @@
 
 pub mod batcher;
 mod builder;
+mod busiest;
+mod campaign_looks;
 mod campaigns;
+mod change_log;
 mod claims;
+pub mod cores;
 mod error;
 mod evicted_answers;
 mod eviction;
@@ -14,6 +18,9 @@ pub mod foreign;
 pub mod handle;
 pub mod health;
 mod imports;
+pub mod live;
+pub mod live_snapshot;
+mod measures;
 pub mod notices;
 mod queue_state;
 pub mod reconcile;

@@ -95,6 +95,26 @@ impl AtRelay {
     }
 }
 
+/// When the oldest entry of all outboxes was written.
+#[derive(Debug, Default)]
+pub struct OldestEntry(Mutex<Option<Instant>>);
+
+impl OldestEntry {
+    /// Records the age of the oldest entry, by Redis' clock; `None` when there is no entry.
+    pub fn record(&self, age: Option<Duration>) {
+        *self.at() = age.and_then(|age| Instant::now().checked_sub(age));
+    }
+
+    /// Its age now, also while nothing looks; zero when there is none.
+    pub fn age(&self) -> Duration {
+        self.at().map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    fn at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// One list per kind of work, and whether claims are being decided.
 #[derive(Debug, Default)]
 pub struct Notices {
@@ -102,12 +122,18 @@ pub struct Notices {
     pub decisions: LastDecision,
     /// Campaigns that were found not to be ready, for the maintenance.
     pub maintenance: Inbox,
+    /// Campaigns that a caller has asked for while they were not ready, for the maintenance: they come before others.
+    pub asked_for: Inbox,
+    /// Campaigns that go on as they were in Redis, for the look at what SQL has of them.
+    pub adopted: Inbox,
     /// Campaigns whose next hold falls due earlier than was known, for the maintenance.
     pub holds: Inbox,
     /// Campaigns that may have something in their outbox, for the relay.
     pub outbox: Inbox,
     /// Wakes who waits for the feed: the relay has written to it.
     pub relayed: Notify,
+    /// The oldest entry that SQL does not have, for metrics.
+    pub oldest_entry: OldestEntry,
     /// Campaigns that the relay is at work on, for the maintenance, which tells how far SQL is behind.
     pub at_relay: AtRelay,
 }

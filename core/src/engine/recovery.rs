@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use claimgate_shared::{ClaimStatus, UserId};
 use futures_util::future::try_join;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 
 use super::handle::CampaignHandle;
@@ -18,6 +19,7 @@ use super::sync::{CampaignSync, SyncError};
 use crate::clock::{self, Clocks};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::ClaimRecord;
+use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
@@ -30,6 +32,8 @@ use crate::store::sql::{History, LoadCursor, OutboxWriteError, SqlError};
 
 /// Lease TTL; a crashed loader blocks others this long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
+/// Campaigns loaded at once: fewer than there are connections to SQL, which callers need too.
+const LOADS_MAX: usize = 4;
 /// The most missing claims that one transaction writes to SQL.
 const RESCUE_PAGE: usize = 1000;
 /// How long a caller waits for a campaign that another core is loading, and how often it looks. Zero with step points: a
@@ -47,6 +51,8 @@ pub struct Recovery {
     /// How long a campaign stays in Redis after it is over.
     pub archive_after: Duration,
     pub(super) clocks: Clocks,
+    /// Places for loads, each of which reads all of a campaign's claims.
+    loads: Semaphore,
 }
 
 /// The result for a campaign that was not ready.
@@ -56,19 +62,10 @@ pub enum Recovered {
     Ready,
     /// It was loaded from SQL, with this number of claims.
     Loaded(u64),
-    /// The promoted server had all that SQL has, and goes on with it.
+    /// Redis and SQL had the same of it: it goes on as it was, on a promoted server as a rule.
     Adopted,
     /// Another core is loading it.
     Elsewhere,
-}
-
-/// What was done so that SQL holds all that a suspended campaign's keys do.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Secured {
-    /// Lost rows written to SQL again.
-    pub rescued: u64,
-    /// Whether both have the same sums, and SQL has refused nothing: so neither lacks anything.
-    pub agrees: bool,
 }
 
 /// Why a campaign could not be loaded yet.
@@ -110,7 +107,8 @@ impl RecoveryError {
 impl Recovery {
     /// A recovery of the campaigns of both stores behind `sync`, whose registry is empty.
     pub fn new(sync: Arc<CampaignSync>, archive_after: Duration) -> Self {
-        Self { sync, registry: Arc::default(), archive_after, clocks: Clocks::default() }
+        let (registry, clocks, loads) = (Arc::default(), Clocks::default(), Semaphore::new(LOADS_MAX));
+        Self { sync, registry, archive_after, clocks, loads }
     }
 
     /// Loads one campaign into Redis if it is not ready, or waits until another core has; 1 s at most.
@@ -139,7 +137,7 @@ impl Recovery {
         let recovered = match self.sync.read(handle, None).await {
             Ok((counters, _)) => {
                 handle.mark_ready();
-                metrics::outbox_events(handle.campaign().id.as_str(), counters.backlog);
+                handle.record_backlog(counters.backlog);
                 if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
                     self.evict_leased(handle).await?;
                     return Ok(Recovered::Ready);
@@ -195,20 +193,32 @@ impl Recovery {
         if campaign.evicted.is_some() {
             return Ok(Recovered::Ready);
         }
-        let promoted = match self.sync.read(handle, None).await {
+        let may_be_whole = match self.sync.read(handle, None).await {
             Ok(_) if !anyway => {
                 handle.mark_ready();
                 return Ok(Recovered::Ready);
             }
             Ok(_) => false,
             Err(error) => match error.not_ready_reason() {
-                Some(reason) => !anyway && reason == NotReadyReason::Replication,
+                // Its server was promoted, or a core that has suspended it got no further.
+                Some(NotReadyReason::Replication | NotReadyReason::Suspended) => !anyway,
+                Some(_) => false,
                 None => return Err(error.into()),
             },
         };
         let started = Instant::now();
         let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(Recovered::Ready) };
-        let Secured { rescued, agrees } = self.secure(handle, &drawn, suspended).await?;
+        let relayed = self.relay_suspended(handle, suspended.epoch).await?;
+        if may_be_whole && let Some(adopted) = self.adopt(handle, &drawn, suspended, relayed).await? {
+            let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());
+            tracing::info!(campaign = %adopted.id, epoch, relayed, seconds, "goes on as it is in Redis");
+            metrics::adopted();
+            self.goes_on(handle, adopted);
+            handle.adopted();
+            return Ok(Recovered::Adopted);
+        }
+        let _turn = self.loads.acquire().await;
+        let rescued = self.rescue_lost(handle, &drawn, suspended).await?;
         let epoch = suspended.epoch.max(drawn.epoch).next();
         let mut high_water_mark = handle.high_water_mark();
         // The counters of an older epoch say nothing about this one.
@@ -218,27 +228,44 @@ impl Recovery {
         let Some(campaign) = self.sync.sql.raise_epoch(&drawn, epoch, high_water_mark).await? else {
             return Ok(Recovered::Elsewhere);
         };
-        // No event is missing that SQL or this core has heard of, and none that SQL has not.
-        let (has, known) = (suspended.high_water_mark, campaign.high_water_mark);
-        let is_whole = agrees && has.events >= known.events && has.sequence >= known.sequence;
-        let recovered = if promoted && is_whole {
-            Loader::adopt(&self.sync.redis, &handle.keys, &campaign, clock::now()).await?;
-            Recovered::Adopted
-        } else {
-            Recovered::Loaded(self.load(handle, &campaign).await?)
-        };
-        self.registry.update(campaign.clone());
-        handle.mark_rules_applied(campaign.version);
-        handle.mark_ready();
+        let claims = self.load(handle, &campaign).await?;
         let (epoch, seconds) = (campaign.epoch.get(), started.elapsed().as_secs_f64());
-        if let Recovered::Loaded(claims) = recovered {
-            tracing::info!(campaign = %campaign.id, epoch, claims, rescued, seconds, "loaded from SQL");
-            metrics::loaded();
-        } else {
-            tracing::info!(campaign = %campaign.id, epoch, seconds, "adopted from the promoted server");
-            metrics::adopted();
+        tracing::info!(campaign = %campaign.id, epoch, claims, rescued, seconds, "loaded from SQL");
+        metrics::loaded();
+        self.goes_on(handle, campaign);
+        Ok(Recovered::Loaded(claims))
+    }
+
+    /// Records that Redis decides on `campaign` again.
+    fn goes_on(&self, handle: &CampaignHandle, campaign: Campaign) {
+        let version = campaign.version;
+        self.registry.update(campaign);
+        handle.mark_rules_applied(version);
+        handle.mark_loaded();
+    }
+
+    /// Lets a suspended campaign go on as it is, under a new epoch, if SQL has exactly what its keys hold once `relayed` events
+    /// of its outbox were written there; `None` if not, and then nothing was changed.
+    ///
+    /// Events are counted, no rows summed up: all of one epoch are a single row of events, numbered without a gap. SQL has
+    /// all of them if it had those that the outbox has no more, and the outbox lacked none; and the keys have all of SQL's
+    /// if SQL has heard of no later one.
+    async fn adopt(
+        &self,
+        handle: &CampaignHandle,
+        drawn: &Campaign,
+        suspended: Suspended,
+        relayed: u64,
+    ) -> Result<Option<Campaign>, RecoveryError> {
+        let (has, backlog) = (suspended.high_water_mark, suspended.backlog);
+        let is_whole = suspended.revisions.is_some() && suspended.epoch == drawn.epoch;
+        let sql_has_all = drawn.high_water_mark.events + backlog >= has.events && relayed == backlog;
+        if !is_whole || !sql_has_all || !has.covers(handle.high_water_mark()) {
+            return Ok(None);
         }
-        Ok(recovered)
+        let Some(campaign) = self.sync.sql.adopt_epoch(drawn, has).await? else { return Ok(None) };
+        Loader::adopt(&self.sync.redis, &handle.keys, &campaign, clock::now()).await?;
+        Ok(Some(campaign))
     }
 
     /// Stops every decision on a campaign until it has been loaded again, and makes every loader late that began before.
@@ -270,16 +297,27 @@ impl Recovery {
         handle: &CampaignHandle,
         drawn: &Campaign,
         suspended: Suspended,
-    ) -> Result<Secured, RecoveryError> {
-        self.relay_suspended(handle).await?;
+    ) -> Result<(), RecoveryError> {
+        self.relay_suspended(handle, suspended.epoch).await?;
+        self.rescue_lost(handle, drawn, suspended).await?;
+        Ok(())
+    }
+
+    /// Writes rows again that SQL has lost of a suspended campaign that was relayed, where the sums show that it has lost any.
+    /// Returns their number.
+    async fn rescue_lost(
+        &self,
+        handle: &CampaignHandle,
+        drawn: &Campaign,
+        suspended: Suspended,
+    ) -> Result<u64, RecoveryError> {
         // Keys of an older epoch were relayed before SQL raised the epoch.
         let Some(revisions) = suspended.revisions.filter(|_| suspended.epoch >= drawn.epoch) else {
-            return Ok(Secured { rescued: 0, agrees: false });
+            return Ok(0);
         };
         let totals = self.sync.sql.totals(&drawn.id).await?;
         if (totals.taken, totals.revisions) == (suspended.taken, revisions) {
-            // A claim is revoked where SQL has another in its place: Redis then holds one that SQL refuses.
-            return Ok(Secured { rescued: 0, agrees: totals.revoked == 0 });
+            return Ok(0);
         }
         let mut lacking = Vec::new();
         let mut at = Some(self.sync.redis.scan_claims(&handle.keys).await?);
@@ -292,7 +330,7 @@ impl Recovery {
         if rescued > 0 {
             tracing::error!(campaign = %drawn.id, rescued, "SQL had lost claims that Redis holds: they were written again");
         }
-        Ok(Secured { rescued, agrees: false })
+        Ok(rescued)
     }
 
     /// Writes the claims to SQL that it lacks; returns their number.
@@ -327,9 +365,11 @@ impl Recovery {
         Ok(rescued)
     }
 
-    /// Relays everything in a suspended campaign's outbox to SQL, whichever core has read it before.
-    async fn relay_suspended(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
+    /// Relays everything in a suspended campaign's outbox to SQL, whichever core has read it before. Returns how many events
+    /// of `epoch` that were.
+    async fn relay_suspended(&self, handle: &CampaignHandle, epoch: Epoch) -> Result<u64, RecoveryError> {
         let campaign = &handle.campaign().id;
+        let mut relayed = 0;
         let mut after = "0-0".to_owned();
         // Once a history was found to have lost others, nothing that follows is taken at its word.
         let mut honest = true;
@@ -352,9 +392,11 @@ impl Recovery {
                 let revoked = self.sync.sql.salvage(campaign, &read.entries, History::Another).await?;
                 tracing::error!(%campaign, revoked, "claims stored as revoked");
             }
+            let of_epoch = read.entries.iter().filter(|entry| entry.epoch == epoch);
+            relayed += of_epoch.map(|entry| entry.events.len() as u64).sum::<u64>();
             after = last;
         }
-        Ok(())
+        Ok(relayed)
     }
 
     /// The page at `place`; nothing where there is none.

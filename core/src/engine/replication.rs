@@ -130,12 +130,18 @@ impl Engine {
         let replication = self.read_replication().await?.unwrap_or_default();
         let primaries =
             if replication.replicas_min == 0 { vec![] } else { self.sync.redis.primaries().await? };
-        let stands = |set: &&ReplicaSet| primaries.iter().any(|view| view.primary == set.primary);
-        Ok(ReplicationView {
-            replicas_min: replication.replicas_min,
-            orphans: replication.sets.iter().filter(|set| !stands(set)).map(SetState::of).collect(),
-            primaries: primaries.iter().map(|view| PrimaryState::of(view, &replication)).collect(),
-        })
+        Ok(ReplicationView::of(&replication, &primaries))
+    }
+
+    /// The same by what was last read from SQL, which is asked within half a second anyway.
+    ///
+    /// # Errors
+    /// When Redis does not answer.
+    pub(super) async fn replication_as_read(&self) -> Result<ReplicationView, EngineError> {
+        let replication = self.sync.redis.required().now();
+        let primaries =
+            if replication.replicas_min == 0 { vec![] } else { self.sync.redis.primaries().await? };
+        Ok(ReplicationView::of(&replication, &primaries))
     }
 
     /// Changes the least number of replicas at `now`; `who` is the caller's name in the audit table. Other cores follow
@@ -173,6 +179,17 @@ fn log(change: &SetChange) {
     let (SetChange::Create(set) | SetChange::Replace { set, .. }) = change;
     let ReplicaSet { primary, members, joining, version, .. } = set;
     tracing::warn!(primary, ?members, ?joining, version, "replicas that must have what is acknowledged");
+}
+
+impl ReplicationView {
+    fn of(replication: &Replication, primaries: &[PrimaryView]) -> Self {
+        let stands = |set: &&ReplicaSet| primaries.iter().any(|view| view.primary == set.primary);
+        Self {
+            replicas_min: replication.replicas_min,
+            orphans: replication.sets.iter().filter(|set| !stands(set)).map(SetState::of).collect(),
+            primaries: primaries.iter().map(|view| PrimaryState::of(view, replication)).collect(),
+        }
+    }
 }
 
 impl PrimaryState {

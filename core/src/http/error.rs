@@ -8,30 +8,47 @@ use crate::engine::EngineError;
 use crate::engine::batcher::BatcherError;
 use crate::engine::recovery::RecoveryError;
 use crate::engine::sync::SyncError;
+use crate::metrics;
 use crate::store::redis::RedisStoreError;
 use crate::store::sql::{OutboxWriteError, SqlError};
 
 /// A handler's error; [`super::middleware::Exchange::end`] writes it out.
-#[derive(Debug)]
-pub struct ApiError(Problem);
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    problem: Problem,
+    /// What is behind a 503, for metrics and the log.
+    reason: &'static str,
+}
 
 impl From<Problem> for ApiError {
     fn from(problem: Problem) -> Self {
-        Self(problem)
-    }
-}
-
-impl From<ApiError> for Problem {
-    fn from(error: ApiError) -> Self {
-        error.0
+        Self::because("other", problem)
     }
 }
 
 impl ApiError {
+    /// A problem that is a 503 for this reason, one of those in `metrics`.
+    pub fn because(reason: &'static str, problem: Problem) -> Self {
+        Self { problem, reason }
+    }
+
+    /// The problem's code, and, of a 503, what is behind it.
+    pub fn code_and_reason(&self) -> (Code, Option<&'static str>) {
+        (self.problem.code, (self.problem.code.status() == 503).then_some(self.reason))
+    }
+
+    /// The problem as it is told to the caller of the request. Every 503 is counted here.
+    pub fn told(self, request_id: &str) -> Problem {
+        if let (code, Some(reason)) = self.code_and_reason() {
+            metrics::unavailable(code.as_str(), reason);
+        }
+        self.problem.of_request(request_id)
+    }
+
     /// The answer, in a body of any kind, before it is written out.
     pub fn answer<B: Default>(self) -> Response<B> {
         let mut response = Response::new(B::default());
-        response.extensions_mut().insert(self.0);
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -47,7 +64,43 @@ pub type ApiResult<B = Body> = Result<Response<B>, ApiError>;
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        Self(problem(error))
+        Self::because(reason(&error), problem(error))
+    }
+}
+
+/// What is behind a 503.
+fn reason(error: &EngineError) -> &'static str {
+    match error {
+        EngineError::NotInForce(error) => reason(error),
+        EngineError::TooMuchWaits => "sql_behind",
+        EngineError::LoadingElsewhere => "loading",
+        EngineError::Batcher(BatcherError::Overloaded) => "queue_full",
+        EngineError::Batcher(BatcherError::OutboxFull) => "outbox_full",
+        EngineError::Batcher(BatcherError::Stopped) => "stopping",
+        EngineError::Batcher(BatcherError::Sync(error)) => sync_reason(error),
+        EngineError::Sync(error) | EngineError::Recovery(RecoveryError::Sync(error)) => sync_reason(error),
+        EngineError::Recovery(RecoveryError::Redis(error)) => redis_reason(error),
+        EngineError::Sql(_) | EngineError::Recovery(RecoveryError::Sql(_)) => "sql",
+        EngineError::Recovery(_) => "not_loaded",
+        _ => "other",
+    }
+}
+
+fn sync_reason(error: &SyncError) -> &'static str {
+    match error {
+        SyncError::Redis(error) => redis_reason(error),
+        SyncError::Sql(_) => "sql",
+    }
+}
+
+fn redis_reason(error: &RedisStoreError) -> &'static str {
+    match error {
+        RedisStoreError::NotReady(_) => "not_ready",
+        RedisStoreError::OutOfMemory(_) => "out_of_memory",
+        RedisStoreError::NotReplicated(_) => "not_replicated",
+        RedisStoreError::Unavailable(_) | RedisStoreError::NoPrimary(_) | RedisStoreError::Malformed(_) => {
+            "redis"
+        }
     }
 }
 
@@ -96,6 +149,9 @@ fn problem(error: EngineError) -> Problem {
         EngineError::Invalid(problem) => problem,
         EngineError::Batcher(BatcherError::Overloaded) => {
             Problem::new(Code::Overloaded, "too many claims are waiting; nothing was tried")
+        }
+        EngineError::Batcher(BatcherError::OutboxFull) => {
+            Problem::new(Code::Overloaded, "too many events wait for SQL; nothing was tried")
         }
         EngineError::Batcher(BatcherError::Sync(error)) => undecided(&error),
         EngineError::Batcher(BatcherError::Stopped) => unknown_outcome(),

@@ -14,6 +14,7 @@ use serde::Serialize;
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
+use super::dashboard;
 use super::error::{ApiError, ApiResult};
 use super::extract::json;
 use super::middleware::{finish, limited, not_found};
@@ -38,7 +39,7 @@ pub fn admin_router(state: AppState) -> Router {
     let permits = Arc::new(Semaphore::new(state.concurrency_max()));
     let places = Arc::new(Semaphore::new(state.sql_callers_max().min(FOLLOWERS_MAX)));
     let waiting = limited_to(places, Router::from(waiting_routes()), &state);
-    common(limited_to(permits, routes, &state).merge(waiting), state)
+    common(limited_to(permits, routes, &state).merge(waiting).merge(dashboard::routes()), state)
 }
 
 /// As many of these calls at once as there are `permits`.
@@ -57,7 +58,7 @@ fn common(routes: Router<AppState>, state: AppState) -> Router {
 }
 
 async fn metrics(State(state): State<AppState>) -> impl axum::response::IntoResponse {
-    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics())
 }
 
 /// How core is.
@@ -90,7 +91,7 @@ struct RedisNode {
 )]
 pub(super) async fn ready(State(state): State<AppState>) -> ApiResult {
     let health = state.health();
-    let not_ready = |why| Err(ApiError::from(Problem::new(Code::Unavailable, why)));
+    let not_ready = |why| Err(ApiError::because("readyz", Problem::new(Code::Unavailable, why)));
     if !state.is_serving() {
         return not_ready("core is starting: Redis does not answer yet, or another one serves its database");
     }
@@ -104,6 +105,6 @@ pub(super) async fn ready(State(state): State<AppState>) -> ApiResult {
     let told = |is_up| if is_up { "up" } else { "down" };
     let redis_nodes = health.redis_nodes().into_iter();
     let redis_nodes =
-        redis_nodes.map(|node| RedisNode { address: node.address, state: told(node.is_up) }).collect();
+        redis_nodes.map(|node| RedisNode { state: told(node.is_up()), address: node.address }).collect();
     json(StatusCode::OK, &Readiness { redis: "up", sql: told(health.sql.is_up()), redis_nodes })
 }

@@ -19,7 +19,6 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::error::ApiError;
 use super::state::AppState;
-use crate::metrics;
 use crate::traces::{self, Trace};
 
 /// The longest that a call takes which waits for Redis and SQL, however often it asks them: but for those that go through
@@ -70,15 +69,16 @@ impl Exchange {
     /// Writes out the request's answer: a problem's body, the headers that every answer carries.
     pub fn end<B: From<Vec<u8>>>(self, mut response: Response<B>) -> Response<B> {
         let Self { id, line, trace } = self;
-        if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-            if problem.code.status() == 503 {
-                metrics::unavailable(problem.code.as_str());
-            }
-            write_problem(&mut response, &problem.of_request(id.to_str().unwrap_or_default()));
+        let error = response.extensions_mut().remove::<ApiError>();
+        let told = error.as_ref().map(ApiError::code_and_reason);
+        if let Some(error) = error {
+            write_problem(&mut response, &error.told(id.to_str().unwrap_or_default()));
         }
         if let Some((started, method, path)) = line {
             let (status, ms) = (response.status().as_u16(), started.elapsed().as_secs_f64() * 1000.0);
-            tracing::debug!(request = ?id, %method, path, status, ms, "answered");
+            let request = id.to_str().unwrap_or_default();
+            let (code, reason) = (told.map(|(code, _)| code.as_str()), told.and_then(|(_, reason)| reason));
+            tracing::debug!(request, %method, path, status, code, reason, ms, "answered");
         }
         if let Some(trace) = trace {
             trace.answered(id.to_str().unwrap_or_default(), response.status());
@@ -143,24 +143,29 @@ pub async fn limited(
 /// Lets in as many requests at once as core takes, none before it may serve; of the others, nothing is tried.
 pub fn admit<'a>(state: &AppState, permits: &'a Semaphore) -> Result<SemaphorePermit<'a>, ApiError> {
     if !state.is_serving() {
-        return Err(Problem::new(Code::Unavailable, "core is starting; nothing was tried").into());
+        let starts = Problem::new(Code::Unavailable, "core is starting; nothing was tried");
+        return Err(ApiError::because("starting", starts));
     }
-    permits.try_acquire().map_err(|_| Problem::new(Code::Overloaded, "too many requests at once").into())
+    permits.try_acquire().map_err(|_| {
+        ApiError::because("requests", Problem::new(Code::Overloaded, "too many requests at once"))
+    })
 }
 
 /// Answers in time: [`ANSWER_TIMEOUT`] from the request's head on. For calls without a body.
 pub async fn answered_in_time(request: Request, next: Next) -> Response {
     let answer = tokio::time::timeout(ANSWER_TIMEOUT, next.run(request)).await;
-    answer.unwrap_or_else(|_| ApiError::from(late()).into_response())
+    answer.unwrap_or_else(|_| late().into_response())
 }
 
 /// The answer in time, once what comes before it is there: a body, or something to answer.
 pub async fn in_time<T>(answer: impl Future<Output = Result<T, ApiError>>) -> Result<T, ApiError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late().into()))
+    tokio::time::timeout(ANSWER_TIMEOUT, answer).await.unwrap_or_else(|_| Err(late()))
 }
 
-fn late() -> Problem {
-    Problem::new(Code::Unavailable, "no answer in time: whether it was done is unknown, ask again")
+fn late() -> ApiError {
+    let late =
+        Problem::new(Code::Unavailable, "no answer in time: whether it was done is unknown, ask again");
+    ApiError::because("timeout", late)
 }
 
 /// A path that no route has.

@@ -2,6 +2,7 @@
 
 mod admin;
 pub mod auth;
+mod dashboard;
 mod error;
 mod extract;
 pub mod fast_path;
@@ -10,6 +11,7 @@ pub mod listeners;
 mod middleware;
 mod openapi;
 mod paging;
+mod peer;
 mod routes;
 pub mod state;
 pub mod threads;
@@ -18,14 +20,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{BoxError, Router};
+use hyper::Request;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
-use hyper::service::HttpService;
+use hyper::service::{HttpService, Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+
+use self::peer::Peer;
 
 /// How long a request's head may take to come in.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -38,11 +43,15 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves on the runtime of the caller until `stop` turns true, then lets requests in progress finish, for
-/// [`SHUTDOWN_GRACE`] at most.
+/// [`SHUTDOWN_GRACE`] at most. Each request comes with its [`Peer`].
 pub async fn serve(listener: TcpListener, router: Router, stop: watch::Receiver<bool>) {
     let server = server();
     accept(listener, stop, |stream, watcher| {
-        let service = TowerToHyperService::new(router.clone());
+        let (peer, routes) = (Peer::of(&stream), TowerToHyperService::new(router.clone()));
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer.clone());
+            routes.call(request)
+        });
         tokio::spawn(connection(Arc::clone(&server), stream, service, watcher));
     })
     .await;

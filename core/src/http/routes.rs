@@ -31,6 +31,7 @@ pub fn admin_routes() -> OpenApiRouter<AppState> {
         .routes(routes!(admin::campaigns::end))
         .routes(routes!(admin::claims::list))
         .routes(routes!(admin::audit::list))
+        .routes(routes!(admin::live::watch))
         .routes(routes!(admin::replication::accept_loss))
         .routes(routes!(admin::webhooks::show, admin::webhooks::delete))
         .routes(routes!(admin::webhooks::enable))

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use claimgate_shared::{Code, Problem};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::{Mutex, MutexGuard, Semaphore};
+use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use super::auth::Authenticator;
 use crate::credentials::Caller;
 use crate::engine::Engine;
 use crate::engine::health::Health;
+
+/// The most who may watch what is going on at once: each has a connection that stays open.
+const WATCHERS_MAX: usize = 32;
 
 /// Shared by all handlers of a thread; cheap to clone.
 #[derive(Debug, Clone)]
@@ -31,6 +35,8 @@ struct Shared {
     permits: Arc<Semaphore>,
     /// Whose turn it is to import.
     import: Mutex<()>,
+    /// A permit for each who may watch what is going on.
+    watchers: Arc<Semaphore>,
     serving: AtomicBool,
     /// Whether core was told to stop: it goes on for a while, so that its callers can turn to another one.
     leaving: AtomicBool,
@@ -51,6 +57,7 @@ impl AppState {
             concurrency_max,
             permits: Arc::new(Semaphore::new(concurrency_max)),
             import: Mutex::default(),
+            watchers: Arc::new(Semaphore::new(WATCHERS_MAX)),
             serving: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
         });
@@ -78,8 +85,9 @@ impl AppState {
         &self.0.shared.authenticator
     }
 
-    pub(super) fn metrics(&self) -> &PrometheusHandle {
-        &self.0.shared.metrics
+    /// Everything that core counts, and the state of campaigns and servers, as Prometheus' text.
+    pub(super) fn metrics(&self) -> String {
+        self.0.shared.metrics.render() + &self.0.engine.measures()
     }
 
     pub(super) fn concurrency_max(&self) -> usize {
@@ -101,15 +109,25 @@ impl AppState {
         self.0.shared.import.lock().await
     }
 
+    /// A place to watch from, for as long as it is held.
+    ///
+    /// # Errors
+    /// `overloaded` while as many watch as may.
+    pub(super) fn watcher_place(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let places = Arc::clone(&self.0.shared.watchers);
+        places.try_acquire_owned().map_err(|_| Problem::new(Code::Overloaded, "as many watch as may"))
+    }
+
     /// Lets requests in, or no more of them: only a core that may serve its database with its Redis takes any.
     pub fn set_serving(&self, serving: bool) {
         self.0.shared.serving.store(serving, Ordering::Release);
     }
 
-    /// Ends all waits for the feed, since core stops; whether requests are let in until then.
+    /// Ends all waits for the feed and all watching, since core stops; whether requests are let in until then.
     pub fn stop(&self, serving: bool) {
         self.set_serving(serving);
         self.0.engine.feed_watch.end();
+        self.0.engine.live.end();
     }
 
     /// Whether requests are let in.

@@ -1,15 +1,15 @@
 //! Detects that SQL has lost claims that it once had, as after a failover to a copy that lagged behind.
 //!
 //! Each time SQL has come back, every campaign's rows are summed up once and compared with what Redis has counted: each
-//! event raises one claim's revision by one, so the sums tell exactly how much is missing. Nothing is repaired here: rows
-//! may be missing because an operator has deleted them.
+//! event raises one claim's revision by one, so the sums tell exactly how much is missing. So are those of a campaign that goes
+//! on as it was on a promoted server. Nothing is repaired here: rows may be missing because an operator has deleted them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::CampaignId;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
@@ -22,21 +22,22 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Campaigns that Redis is asked for at once.
 const AT_ONCE: usize = 50;
 
-/// Compares all campaigns whenever `returns` changes.
+/// Compares all campaigns whenever `returns` changes, and each that was adopted.
 pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>) {
-    while returns.changed().await.is_ok() {
-        let mut left = engine.registry.all();
-        loop {
-            left = compare_all(engine, left).await;
-            if left.is_empty() {
-                break;
+    let adopted = &engine.registry.notices().adopted;
+    let mut left = Vec::new();
+    loop {
+        tokio::select! {
+            returned = returns.changed() => match returned {
+                Ok(()) => left = engine.registry.all(),
+                Err(_) => return,
+            },
+            () = adopted.arrived() => {
+                left.extend(adopted.take().iter().filter_map(|id| engine.registry.get(id)));
             }
-            match timeout(RETRY, returns.changed()).await {
-                Ok(Ok(())) => left = engine.registry.all(),
-                Ok(Err(_)) => return,
-                Err(_) => {}
-            }
+            () = sleep(RETRY), if !left.is_empty() => {}
         }
+        left = compare_all(engine, left).await;
     }
 }
 

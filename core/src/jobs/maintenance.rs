@@ -43,8 +43,8 @@ const URGENT_MAX: usize = 1000;
 const STUCK: Duration = Duration::from_secs(1);
 /// The age from which on the oldest entry of an outbox may have been read by a core that went away.
 const LEFTOVER_AGE: Duration = Duration::from_secs(5);
-/// Campaigns worked on at once: fewer than there are connections to SQL, since each of them needs one.
-const WORK_MAX: usize = 4;
+/// Campaigns worked on at once: what they wait for is mostly replicas and commits, which many can share. Loads are fewer.
+const WORK_MAX: usize = 16;
 /// Campaigns swept at once.
 const SWEEPS_MAX: usize = 8;
 /// The longest that one campaign may be worked on before it is left to the next try: a load takes 15 s for a million claims.
@@ -63,7 +63,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 pub struct Maintenance {
     recovery: Arc<Recovery>,
     /// Campaigns in maintenance: those being worked on, waiting for a place, or in their back-off.
-    patients: HashMap<CampaignId, Backoff>,
+    patients: HashMap<CampaignId, Patient>,
     waiting: VecDeque<CampaignId>,
     resting: BTreeSet<(Instant, CampaignId)>,
     work: JoinSet<Result<Recovered, WorkError>>,
@@ -94,6 +94,33 @@ pub struct Maintenance {
 
 /// Campaigns, and what a look at them showed, in their order.
 type Looked = (Vec<Arc<CampaignHandle>>, Result<Vec<Option<Look>>, RedisStoreError>);
+
+/// A campaign in maintenance.
+#[derive(Debug)]
+struct Patient {
+    backoff: Backoff,
+    /// What was last logged: why work on it failed.
+    told: String,
+}
+
+impl Default for Patient {
+    fn default() -> Self {
+        Self { backoff: Backoff::new(PAUSE_MIN, PAUSE_MAX), told: String::new() }
+    }
+}
+
+impl Patient {
+    /// Logs that work on the campaign has failed: once as long as the reason stays the same.
+    fn log_failed(&mut self, id: &CampaignId, error: &WorkError) {
+        let why = error.to_string();
+        if why == self.told {
+            tracing::debug!(campaign = %id, why, "still not ready");
+        } else {
+            tracing::warn!(campaign = %id, why, "cannot be made ready yet; trying again");
+            self.told = why;
+        }
+    }
+}
 
 /// Why work on a campaign failed.
 #[derive(Debug, thiserror::Error)]
@@ -201,16 +228,18 @@ impl Maintenance {
     }
 
     async fn maintain_all(&mut self) {
-        // The gauge is there from the start, whether there is a campaign or not.
-        metrics::outbox_lag(Duration::ZERO);
         let campaigns = Arc::clone(&self.recovery.registry);
         let notices = campaigns.notices();
+        let redis = Arc::clone(&self.recovery.sync.redis);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut tick = 0;
         loop {
             for id in notices.maintenance.take() {
                 self.admit(id);
+            }
+            for id in notices.asked_for.take() {
+                self.prefer(id);
             }
             for id in notices.holds.take() {
                 self.expect_hold(id);
@@ -224,6 +253,8 @@ impl Maintenance {
                 }
                 Some(looked) = self.looks.join_next() => self.looked(looked),
                 () = notices.maintenance.arrived() => {}
+                () = notices.asked_for.arrived() => {}
+                () = redis.usable() => self.wake_all(),
                 () = notices.holds.arrived() => {}
                 () = until(self.resting.first().map(|(at, _)| *at)) => {}
                 () = until(self.holds.first()), if self.sweeps.len() < SWEEPS_MAX => {}
@@ -240,7 +271,26 @@ impl Maintenance {
     /// Adds a campaign to those in maintenance, unless it is one already.
     fn admit(&mut self, id: CampaignId) {
         if !self.patients.contains_key(&id) {
-            self.patients.insert(id.clone(), Backoff::new(PAUSE_MIN, PAUSE_MAX));
+            self.patients.insert(id.clone(), Patient::default());
+            self.waiting.push_back(id);
+        }
+    }
+
+    /// Lets a campaign that a caller has asked for go before others that wait.
+    fn prefer(&mut self, id: CampaignId) {
+        self.admit(id.clone());
+        if let Some(place) = self.waiting.iter().position(|waiting| *waiting == id) {
+            self.waiting.remove(place);
+            self.waiting.push_front(id);
+        }
+    }
+
+    /// Ends all back-offs: what was tried in vain may succeed now.
+    fn wake_all(&mut self) {
+        for (_, id) in std::mem::take(&mut self.resting) {
+            if let Some(patient) = self.patients.get_mut(&id) {
+                patient.backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
+            }
             self.waiting.push_back(id);
         }
     }
@@ -278,8 +328,8 @@ impl Maintenance {
             self.patients.remove(&id);
             return;
         };
-        if let Err(error) = &result {
-            tracing::warn!(%error, campaign = %id, "not ready");
+        if let (Err(error), Some(patient)) = (&result, self.patients.get_mut(&id)) {
+            patient.log_failed(&id, error);
         }
         if matches!(result, Ok(Recovered::Ready | Recovered::Loaded(_) | Recovered::Adopted)) {
             handle.maintained();
@@ -289,8 +339,8 @@ impl Maintenance {
                 return;
             }
         }
-        if let Some(backoff) = self.patients.get_mut(&id) {
-            self.resting.insert((Instant::now() + backoff.failed(), id));
+        if let Some(patient) = self.patients.get_mut(&id) {
+            self.resting.insert((Instant::now() + patient.backoff.failed(), id));
         }
     }
 
@@ -377,9 +427,10 @@ impl Maintenance {
     fn next_urgent(&mut self) -> Vec<CampaignId> {
         if self.urgent.is_empty() {
             let registry = &self.recovery.registry;
-            let is_there = |id: &CampaignId| registry.get(id).is_some_and(|handle| handle.is_in_redis());
-            self.lagging.retain(|id, _| is_there(id));
-            self.deleted.retain(|id, _| is_there(id));
+            let handle = |id: &CampaignId| registry.get(id);
+            // What waits for SQL does so whether its campaign is ready or not.
+            self.lagging.retain(|id, _| handle(id).is_some_and(|handle| handle.campaign().evicted.is_none()));
+            self.deleted.retain(|id, _| handle(id).is_some_and(|handle| handle.is_in_redis()));
             let stuck = registry.notices().at_relay.stuck(STUCK);
             let deleted = self.deleted.iter().filter(|(_, deleted)| deleted.is_untold());
             let known = self.lagging.keys().chain(deleted.map(|(id, _)| id)).cloned();
@@ -425,8 +476,11 @@ impl Maintenance {
             self.hurry();
         }
         self.newest = self.newest.max(look.generation);
+        match look.oldest {
+            Some(oldest) => drop(self.lagging.insert(id.clone(), oldest)),
+            None => drop(self.lagging.remove(id)),
+        }
         if !look.ready {
-            self.lagging.remove(id);
             handle.mark_not_ready(NotReadyReason::Damaged);
             return;
         }
@@ -434,18 +488,12 @@ impl Maintenance {
         if handle.synced_generation() != look.generation || !handle.is_ready() {
             handle.needs_maintenance();
         }
-        metrics::outbox_events(id.as_str(), look.backlog);
+        handle.record_backlog(look.backlog);
         self.tell_deleted(id, look);
         match look.oldest {
-            Some(oldest) => {
-                self.lagging.insert(id.clone(), oldest);
-                if age(oldest, look.now) > LEFTOVER_AGE {
-                    handle.has_leftovers();
-                } else {
-                    handle.has_events();
-                }
-            }
-            None => drop(self.lagging.remove(id)),
+            Some(oldest) if age(oldest, look.now) > LEFTOVER_AGE => handle.has_leftovers(),
+            Some(_) => handle.has_events(),
+            None => {}
         }
         match look.next_hold {
             Some(due) => handle.hold_due_in(age(look.now, due)),
@@ -489,7 +537,7 @@ impl Maintenance {
     /// Records the age of the oldest entry of all outboxes, by Redis' clock: it rises while no core relays.
     fn tell_lag(&self, now: Timestamp) {
         let oldest = self.lagging.values().min();
-        metrics::outbox_lag(oldest.map_or(Duration::ZERO, |oldest| age(*oldest, now)));
+        self.registry().notices().oldest_entry.record(oldest.map(|oldest| age(*oldest, now)));
     }
 }
 

@@ -4,6 +4,7 @@
 //! look. Every wait for Redis and SQL has a limit.
 
 mod group_commit;
+pub mod live;
 mod lost_rows;
 pub mod maintenance;
 pub mod outbox_relay;

@@ -414,7 +414,7 @@ impl<'a> Relay<'a> {
             let mut session = self.parts.redis.session_of(handle.keys.slot, from).await?;
             let left = self.parts.redis.acknowledge(&mut session, &handle.keys, &batch.entries).await?;
             metrics::relayed(batch.events() as u64);
-            metrics::outbox_events(campaign.id.as_str(), left);
+            handle.record_backlog(left);
             self.fullest.fetch_max(left, Ordering::Relaxed);
             if let Some(turn) = turn.filter(|_| self.rests) {
                 self.yield_to_claims(turn).await;

@@ -69,6 +69,7 @@ fn case() -> Case {
         duplicates: 0,
         expect: None,
         patience: Duration::ZERO,
+        storm_max: Duration::ZERO,
         keep: false,
     };
     Case { plan, outcomes, evidence }

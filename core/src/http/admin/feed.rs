@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use claimgate_shared::problem::ProblemFields;
@@ -9,11 +10,12 @@ use claimgate_shared::{CampaignId, Claim, Problem, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use crate::engine::EngineError;
+use crate::engine::{Engine, EngineError};
 use crate::http::error::ApiResult;
 use crate::http::extract::{Viewer, json};
 use crate::http::middleware::in_time;
 use crate::http::paging::{page_size, parse_query};
+use crate::http::peer::Peer;
 use crate::http::state::AppState;
 use crate::store::sql::{FeedCursor, FeedItem, FeedPage};
 
@@ -97,7 +99,7 @@ impl ChangesQuery {
 /// Lists the claims that have changed, each as it stands, in the order in which SQL has committed them.
 ///
 /// Each change is told at least once. A page may have fewer items than `limit` though there are more; it has none only where
-/// nothing is left, after `wait_s`.
+/// nothing is left, after `wait_s`, or at once when the caller closes its side of the connection meanwhile.
 #[utoipa::path(
     get, path = "/admin/v1/changes", tag = "admin", params(ChangesQuery),
     responses(
@@ -106,7 +108,12 @@ impl ChangesQuery {
             503 overloaded while as many wait as may", body = ProblemFields),
     ),
 )]
-pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Uri) -> ApiResult {
+pub async fn list(
+    State(state): State<AppState>,
+    Viewer(caller): Viewer,
+    Extension(peer): Extension<Peer>,
+    uri: Uri,
+) -> ApiResult {
     let query: ChangesQuery = parse_query(&uri)?;
     let (limit, campaign) = (page_size(query.limit)?, query.campaign()?);
     let until = Instant::now() + query.wait()?;
@@ -117,10 +124,24 @@ pub async fn list(State(state): State<AppState>, Viewer(caller): Viewer, uri: Ur
         let page = engine.feed(campaign.as_ref(), after.as_ref(), limit);
         let page = in_time(async { Ok(page.await?) }).await?;
         let left = until.saturating_duration_since(Instant::now());
-        if !page.items.is_empty() || left.is_zero() || !engine.feed_goes_on(&page, left).await? {
+        if !page.items.is_empty() || left.is_zero() || !goes_on(engine, &peer, &page, left).await? {
             return json(StatusCode::OK, &Changes::from(page));
         }
         sleep(pause).await;
         pause = PAUSE;
+    }
+}
+
+/// Waits until there may be something behind `page`, for `limit` at most; `false` when there is not, or the caller is gone, whose
+/// place is for those who are there.
+async fn goes_on(
+    engine: &Engine,
+    peer: &Peer,
+    page: &FeedPage,
+    limit: Duration,
+) -> Result<bool, EngineError> {
+    tokio::select! {
+        goes_on = engine.feed_goes_on(page, limit) => goes_on,
+        () = peer.closes() => Ok(false),
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::clock;
 use crate::engine::Imported;
-use crate::http::error::ApiResult;
+use crate::http::error::{ApiError, ApiResult};
 use crate::http::extract::{AdminFile, PathCampaign, json};
 use crate::http::state::AppState;
 use crate::store::sql::Change;
@@ -47,6 +47,6 @@ pub async fn import(
     imported.await.unwrap_or_else(|_| {
         let minutes = IMPORT_TIMEOUT.as_secs() / 60;
         let why = format!("not complete after {minutes} minutes: the same file again goes on with it");
-        Err(Problem::new(Code::Unavailable, why).into())
+        Err(ApiError::because("timeout", Problem::new(Code::Unavailable, why)))
     })
 }

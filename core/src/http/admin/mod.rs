@@ -6,6 +6,7 @@ pub mod campaigns;
 pub mod claims;
 pub mod feed;
 pub mod imports;
+pub mod live;
 pub mod reconciliation;
 pub mod replication;
 pub mod webhooks;

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 
 use super::claims::decide;
 use crate::credentials::Caller;
-use crate::http::error::ApiResult;
+use crate::http::error::{ApiError, ApiResult};
 use crate::http::extract::{BatchCall, json};
 use crate::http::state::AppState;
 
@@ -60,7 +60,7 @@ pub async fn claim(State(state): State<AppState>, call: BatchCall) -> ApiResult 
     for (at, claim) in claims.iter().enumerate() {
         match claim {
             Ok(request) => retries.entry(request.claim_id()).or_default().push((at, request)),
-            Err(problem) => results.push((at, ClaimResult::of(Err(problem.clone()), &request_id))),
+            Err(problem) => results.push((at, ClaimResult::of(Err(problem.clone().into()), &request_id))),
         }
     }
     let decided = retries.into_values().map(|same| in_order(&state, &caller, &request_id, same));
@@ -80,19 +80,19 @@ async fn in_order(
     let mut results = Vec::with_capacity(same.len());
     for (at, request) in same {
         let decided = decide(state, caller, request, Attempt::Unknown).await;
-        results.push((at, ClaimResult::of(decided.map_err(Problem::from), request_id)));
+        results.push((at, ClaimResult::of(decided, request_id)));
     }
     results
 }
 
 impl ClaimResult {
-    fn of(decided: Result<(StatusCode, ClaimReply), Problem>, request_id: &str) -> Self {
+    fn of(decided: Result<(StatusCode, ClaimReply), ApiError>, request_id: &str) -> Self {
         match decided {
             Ok((status, reply)) => Self { status: status.as_u16(), body: ClaimResultBody::Reply(reply) },
-            Err(problem) => Self {
-                status: problem.code.status(),
-                body: ClaimResultBody::Problem(problem.of_request(request_id)),
-            },
+            Err(error) => {
+                let problem = error.told(request_id);
+                Self { status: problem.code.status(), body: ClaimResultBody::Problem(problem) }
+            }
         }
     }
 }

@@ -58,7 +58,7 @@ pub(super) async fn decide(
     attempt: Attempt,
 ) -> Result<(StatusCode, ClaimReply), ApiError> {
     let decided = state.engine(caller).claim(request, attempt);
-    let decision = tokio::time::timeout(DECISION_TIMEOUT, decided).await.map_err(|_| unknown_outcome())??;
+    let decision = tokio::time::timeout(DECISION_TIMEOUT, decided).await.map_err(|_| late())??;
     let (remaining, version) = (decision.remaining, decision.version);
     let reply = |claim| ClaimReply { claim, remaining, version };
     match decision.outcome {
@@ -66,6 +66,10 @@ pub(super) async fn decide(
         Outcome::Replayed(claim) => Ok((StatusCode::OK, reply(claim))),
         Outcome::Denied(denial) => Err(denial.problem(version, clock::now()).into()),
     }
+}
+
+fn late() -> ApiError {
+    ApiError::because("timeout", unknown_outcome())
 }
 
 /// Looks a claim up.

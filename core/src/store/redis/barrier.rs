@@ -1,13 +1,18 @@
 //! Rounds of a barrier that callers share, and what is asked of replicas. How a round goes is in `replicas`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use tokio::sync::{Mutex, Notify, watch};
+use tokio::time::Instant;
 
 use crate::domain::counters::Generation;
 use crate::domain::replica_set::{NotInSet, ReplicaSet, Replication, ServerName};
+
+/// A caller that was refused asks again within this time: the longest back-off of core's own work, twice.
+const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// Why what a server said may not be acknowledged.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -107,6 +112,64 @@ pub(super) struct Barrier {
     connection: Mutex<RoundConnection>,
     /// The last round that has ended. Told too when a leader is gone without an outcome.
     last: watch::Sender<Option<Round>>,
+    /// Who waits, of all rounds.
+    waits: std::sync::Mutex<Waits>,
+}
+
+/// Those who wait for a barrier.
+#[derive(Debug, Default)]
+struct Waits {
+    callers: usize,
+    /// When a caller was last let go, or the first of those who wait came.
+    since: Option<Instant>,
+    /// When a caller was last refused: its retry is waited for.
+    refused: Option<Instant>,
+}
+
+impl Waits {
+    fn is_any(&self, now: Instant) -> bool {
+        self.callers > 0 || self.refused.is_some_and(|at| now.duration_since(at) < RETRY_MAX)
+    }
+
+    fn age(&self, now: Instant) -> Duration {
+        self.since.filter(|_| self.is_any(now)).map_or(Duration::ZERO, |since| now.duration_since(since))
+    }
+
+    fn begin(&mut self, now: Instant) {
+        if !self.is_any(now) {
+            self.since = Some(now);
+        }
+        self.callers += 1;
+    }
+
+    fn judge(&mut self, is_let_go: bool, now: Instant) {
+        if is_let_go {
+            (self.since, self.refused) = (Some(now), None);
+        } else {
+            self.refused = Some(now);
+        }
+    }
+
+    fn leave(&mut self) {
+        self.callers -= 1;
+    }
+}
+
+/// A caller that waits for a barrier, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Waiting<'a>(&'a Barrier);
+
+impl Waiting<'_> {
+    /// Records whether the caller is let go.
+    pub(super) fn ends(self, is_let_go: bool) {
+        self.0.waits().judge(is_let_go, Instant::now());
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waits().leave();
+    }
 }
 
 /// The connection of the rounds, and its generation.
@@ -122,7 +185,13 @@ struct Round {
 
 impl Default for Barrier {
     fn default() -> Self {
-        Self { begun: AtomicU64::new(0), connection: Mutex::default(), last: watch::Sender::new(None) }
+        let last = watch::Sender::new(None);
+        Self {
+            begun: AtomicU64::new(0),
+            connection: Mutex::default(),
+            last,
+            waits: std::sync::Mutex::default(),
+        }
     }
 }
 
@@ -130,6 +199,28 @@ impl Barrier {
     /// The number of the last round that has begun.
     pub(super) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Acquire)
+    }
+
+    /// Whether the last round was of `generation`, and has passed.
+    pub(super) fn passes(&self, generation: Generation) -> bool {
+        let last = self.last.borrow();
+        last.as_ref().is_some_and(|last| last.generation == generation && last.outcome.is_ok())
+    }
+
+    /// Records that a caller waits.
+    pub(super) fn wait(&self) -> Waiting<'_> {
+        self.waits().begin(Instant::now());
+        Waiting(self)
+    }
+
+    /// How long no caller has been let go though some wait; one that was refused counts until it has asked again, for
+    /// [`RETRY_MAX`] at most. Zero while none waits.
+    pub(super) fn age(&self) -> Duration {
+        self.waits().age(Instant::now())
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The outcome of a round on a connection of `generation` that began after the round `after`, which is replaced by its
@@ -240,6 +331,36 @@ mod tests {
         assert!(late.as_mut().now_or_never().is_none(), "a round that began too early was enough");
         end_second.send(()).unwrap();
         assert_eq!(late.await, 2);
+    }
+
+    #[test]
+    fn its_age_rises_while_a_caller_waits_or_was_refused_just_now() {
+        let (mut waits, began) = (Waits::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let age = |waits: &Waits, seconds| waits.age(at(seconds)).as_secs();
+        assert_eq!(age(&waits, 5), 0);
+        waits.begin(at(5));
+        waits.begin(at(6));
+        assert_eq!(age(&waits, 7), 2, "since the first came");
+        waits.judge(false, at(7));
+        waits.leave();
+        assert_eq!(age(&waits, 8), 3, "none was let go");
+        waits.judge(false, at(8));
+        waits.leave();
+        // The retry comes while no other caller waits.
+        waits.begin(at(9));
+        assert_eq!(age(&waits, 10), 5);
+        waits.judge(true, at(10));
+        waits.leave();
+        assert_eq!(age(&waits, 11), 0);
+        waits.begin(at(20));
+        waits.judge(false, at(21));
+        waits.leave();
+        assert_eq!((age(&waits, 30), age(&waits, 31)), (10, 0), "it did not ask again");
+        // One that left without an outcome was not refused.
+        waits.begin(at(40));
+        waits.leave();
+        assert_eq!(age(&waits, 41), 0);
     }
 
     #[tokio::test]

@@ -8,7 +8,6 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::ops::RangeInclusive;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use redis::{Client, ConnectionAddr, RedisError, Value, from_redis_value};
 use tokio::time::{Instant, timeout};
 
 use super::primary::{Mode, NoPrimary, connect};
-use super::server::{Server, Way};
+use super::server::{Generations, Server, Way};
 use super::slot::{SLOTS, Slot};
 use crate::redis_address::at;
 
@@ -83,8 +82,7 @@ pub(super) struct Cluster {
     /// When the map was last read, or could not be; held meanwhile.
     read: tokio::sync::Mutex<Option<(Instant, Result<(), NoPrimary>)>>,
     servers: Mutex<HashMap<Place, Arc<Server>>>,
-    /// The last generation of any node.
-    generations: Arc<AtomicU64>,
+    generations: Arc<Generations>,
 }
 
 /// Whether `error` says that the call was not executed since the slot is another node's, or is moving there.
@@ -101,6 +99,11 @@ impl Cluster {
             servers: Mutex::default(),
             generations: Arc::default(),
         }
+    }
+
+    /// The generations of all nodes.
+    pub(super) fn generations(&self) -> &Generations {
+        &self.generations
     }
 
     /// The primary of `slot`.

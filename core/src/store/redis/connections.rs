@@ -107,6 +107,14 @@ impl Connections {
         Ok(sessions)
     }
 
+    /// Waits until a server can be worked with that could not be: another one, or one that replicas confirm.
+    pub(super) async fn usable(&self) {
+        match self {
+            Self::One(connection) => connection.generations().usable().await,
+            Self::Cluster { cluster, .. } => cluster.generations().usable().await,
+        }
+    }
+
     /// Reads a cluster's map again; without an answer it stays as it was.
     pub(super) async fn refresh(&self) {
         if let Self::Cluster { cluster, .. } = self {

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use super::replies::LeaseReply;
 use super::{RedisStore, RedisStoreError, keys};
+use crate::metrics;
 
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_millis(500);
@@ -117,7 +118,11 @@ impl Lease {
     /// [`RedisStoreError::Unavailable`] when Redis does not answer: the lease then ends with its `ttl`.
     pub async fn release(self) -> Result<bool, RedisStoreError> {
         let reply = self.holder.redis.lease(&self.keys, "release", &self.holder.id, Duration::ZERO).await?;
-        Ok(reply == LeaseReply::Done)
+        let was_held = reply == LeaseReply::Done;
+        if !was_held && !self.is_lost() {
+            log_loss(&self.keys);
+        }
+        Ok(was_held)
     }
 }
 
@@ -134,7 +139,13 @@ async fn watch(holder: LeaseHolder, keys: [String; 2], ttl: Duration, lost: Arc<
         // An error says nothing: Redis may be back before the lease is over.
         if let Ok(LeaseReply::Lost) = holder.redis.lease(&keys, "renew", &holder.id, ttl).await {
             lost.store(true, Ordering::Release);
-            return;
+            return log_loss(&keys);
         }
     }
+}
+
+/// Tells of each loss once: the watchdog or the release finds it.
+fn log_loss(keys: &[String; 2]) {
+    metrics::lease_lost();
+    tracing::warn!(lease = keys[0], "a lease was lost while its work went on");
 }

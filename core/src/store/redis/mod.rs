@@ -19,8 +19,9 @@ pub mod slot;
 pub mod state;
 pub mod survey;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use claimgate_shared::{Timestamp, UserId};
 use futures_util::future::join_all;
@@ -31,7 +32,7 @@ use self::calls::CampaignCall;
 use self::cluster::is_redirect;
 use self::connections::Connections;
 use self::keys::Keys;
-use self::primary::NoPrimary;
+use self::primary::{NoPrimary, field};
 use self::replies::{LeaseReply, Malformed, Ready};
 pub use self::server::Session;
 use self::slot::Slot;
@@ -141,13 +142,49 @@ enum ScanPlace {
     Moved(u64),
 }
 
-/// A primary, and whether it answers.
+/// A primary, and how it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
     /// Its host and port, or the path of its socket.
     pub address: String,
+    /// How it is; `None` while it does not answer.
+    pub vitals: Option<Vitals>,
+}
+
+impl NodeState {
     /// Whether it answers.
-    pub is_up: bool,
+    pub fn is_up(&self) -> bool {
+        self.vitals.is_some()
+    }
+}
+
+/// How a primary that answers is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Vitals {
+    /// How long it took to answer.
+    pub ping: Duration,
+    /// Its memory; `None` where core's user may not ask for it.
+    pub memory: Option<Memory>,
+    /// How long replicas have confirmed nothing of it though something waits for them; zero while nothing does.
+    pub barrier_age: Duration,
+}
+
+/// Memory of a primary, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// What it uses of its maximum: what replicas and the append-only file have yet to take does not count.
+    pub used: u64,
+    /// Its maximum; `None` when it has none.
+    pub max: Option<u64>,
+}
+
+impl Memory {
+    /// What `INFO memory` says; `None` if it does not.
+    fn of(info: &str) -> Option<Self> {
+        let number = |name| field(info, name).parse::<u64>().ok();
+        let used = number("used_memory:")?.saturating_sub(number("mem_not_counted_for_evict:").unwrap_or(0));
+        Some(Self { used, max: number("maxmemory:").filter(|max| *max > 0) })
+    }
 }
 
 /// Held claims, by Redis' own index.
@@ -235,7 +272,14 @@ impl RedisStore {
             Some(set) if holds_tag => set.tag.clone(),
             _ => first.unwrap_or(Slot::FIRST).tag(),
         };
-        let looked = replicas::look(session, &tag, set.map_or(0, |set| set.version)).await?;
+        let version = set.map_or(0, |set| set.version);
+        // A member that was promoted is adopted whichever replicas follow it by then.
+        if set.is_some_and(|set| set.primary != *session.name) {
+            let replicas::Confirmed { version, replicas } = replicas::glance(session, &tag, version).await?;
+            let (primary, promoted) = (session.name.to_string(), BTreeSet::new());
+            return Ok(PrimaryView { primary, tag, holds_tag, version, replicas, promoted });
+        }
+        let looked = replicas::look(session, &tag, version).await?;
         let gone =
             set.iter().flat_map(|set| &set.members).filter(|name| !looked.replicas.contains_key(*name));
         let asked =
@@ -265,6 +309,12 @@ impl RedisStore {
         } else {
             Err(RedisError::from((ErrorKind::Io, "the connection was replaced meanwhile")).into())
         }
+    }
+
+    /// Waits until a server can be worked with that could not be when this was last called: a connection was made to another
+    /// one, or its replicas confirm again what it says. One caller at a time.
+    pub async fn usable(&self) {
+        self.connections.usable().await;
     }
 
     /// Where Sentinel names the primary, leaves a server as soon as another one is named. Never returns.
@@ -488,20 +538,32 @@ impl RedisStore {
     /// [`RedisStoreError::Unavailable`] when none answers.
     pub async fn ping(&self) -> Result<Vec<NodeState>, RedisStoreError> {
         let pings = self.connections.all().await?.into_iter().map(|(address, session)| async move {
-            let pong = self.pong(session).await;
-            (address, pong)
+            let vitals = self.vitals(session).await;
+            (address, vitals)
         });
         let (mut nodes, mut answer) =
             (Vec::new(), Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into()));
-        for (address, pong) in join_all(pings).await {
-            nodes.push(NodeState { address, is_up: pong.is_ok() });
-            answer = answer.or(pong);
+        for (address, vitals) in join_all(pings).await {
+            nodes.push(NodeState { address, vitals: vitals.as_ref().ok().copied() });
+            answer = answer.or(vitals.map(drop));
         }
         answer.map(|()| nodes)
     }
 
-    async fn pong(&self, session: Result<Session, NoPrimary>) -> Result<(), RedisStoreError> {
-        self.query_on::<Value>(&mut session?, "redis:ping", &redis::cmd("PING")).await.map(drop)
+    /// How a primary is, asked in one round trip.
+    async fn vitals(&self, session: Result<Session, NoPrimary>) -> Result<Vitals, RedisStoreError> {
+        let mut session = session?;
+        let mut pipe = redis::pipe();
+        pipe.ignore_errors().cmd("PING").cmd("INFO").arg("memory");
+        step::before("redis:ping").await;
+        let asked_at = Instant::now();
+        let replies = step::after(pipe.query_async(&mut session.connection).await);
+        let ping = asked_at.elapsed();
+        let [pong, info]: [Result<Value, RedisError>; 2] = self.noted(replies, &session).await?;
+        self.noted(pong, &session).await?;
+        let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
+        let memory = info.and_then(|info| Memory::of(&info));
+        Ok(Vitals { ping, memory, barrier_age: session.barrier().age() })
     }
 
     async fn run(

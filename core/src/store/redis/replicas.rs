@@ -37,18 +37,26 @@ pub(super) async fn confirmed(session: &Session, required: &Required) -> Result<
     let mut after = session.barrier().begun();
     let deadline = Instant::now() + WAIT_MAX;
     let asked = (&*session.name, session.generation);
-    loop {
-        let round =
-            async |connection: &mut RoundConnection, set: &ReplicaSet| round(session, connection, set).await;
+    let waiting = session.barrier().wait();
+    let outcome = loop {
+        let round = async |connection: &mut RoundConnection, set: &ReplicaSet| {
+            let outcome = round(session, connection, set).await;
+            if outcome.is_ok() && !session.barrier().passes(session.generation) {
+                session.is_usable();
+            }
+            outcome
+        };
         match session.barrier().join_round(asked, required, &mut after, round).await {
             Err(error) if error.may_pass_soon() && Instant::now() < deadline => {
                 required.is_outdated();
                 sleep(PAUSE).await;
             }
-            outcome if session.is_current() => return outcome,
-            _ => return Err(NotReplicated::ServerReplaced),
+            outcome if session.is_current() => break outcome,
+            _ => break Err(NotReplicated::ServerReplaced),
         }
-    }
+    };
+    waiting.ends(outcome.is_ok());
+    outcome
 }
 
 async fn round(
@@ -87,13 +95,25 @@ struct Asked<'a> {
     wait: Duration,
 }
 
+/// Which replicas there are; none of them is waited for.
+pub(super) async fn glance(session: &Session, tag: &str, version: u64) -> Result<Confirmed, NotReplicated> {
+    let mut connection = session.join().await.map_err(|error| failed(&error))?.connection;
+    let asked = Asked { tag, version, replicas: 0, wait: Duration::from_millis(1) };
+    asked.confirmed(&mut connection, session).await
+}
+
 /// A look at all replicas, whose set may be of an earlier version than the server knows.
 pub(super) async fn look(session: &Session, tag: &str, version: u64) -> Result<Confirmed, NotReplicated> {
     let mut connection = session.join().await.map_err(|error| failed(&error))?.connection;
     let first = Asked { tag, version, replicas: 0, wait: Duration::from_millis(1) };
     let known = first.confirmed(&mut connection, session).await?;
     let (version, replicas) = (version.max(known.version), known.replicas.len());
-    Asked { version, replicas, wait: LOOK, ..first }.confirmed(&mut connection, session).await
+    let asked = Asked { version, replicas, wait: LOOK, ..first };
+    // Where another server has taken its place, that one is to be looked at, and at once.
+    tokio::select! {
+        confirmed = asked.confirmed(&mut connection, session) => confirmed,
+        () = session.ended() => Err(NotReplicated::ServerReplaced),
+    }
 }
 
 /// Whether the server `name` says that it is a primary; not if it does not answer.

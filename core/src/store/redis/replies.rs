@@ -76,6 +76,11 @@ impl Decided {
         self.verdicts.iter().filter(nothing).count() as u64
     }
 
+    /// Whether any claim was granted or held.
+    pub fn has_granted(&self) -> bool {
+        self.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Granted { .. }))
+    }
+
     /// How long until the first hold falls due of which this call tells; zero when more are due than it gave back.
     pub fn hold_due_in(&self) -> Option<Duration> {
         if self.more_due {
@@ -413,6 +418,8 @@ pub struct Suspended {
     pub taken: u64,
     /// The sum of all its claims' revisions; `None` when not all of its users and claims are there.
     pub revisions: Option<u64>,
+    /// Events that were never taken off the outbox.
+    pub backlog: u64,
 }
 
 /// Reads the reply of `suspend.lua`; `None` when a higher token was there before.
@@ -429,6 +436,7 @@ pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
             high_water_mark: HighWaterMark { sequence: parts.number()?, events: parts.number()? },
             taken: parts.number()?,
             revisions: u64::try_from(parts.int()?).ok(),
+            backlog: parts.number()?,
         }))),
         other => Err(Malformed(other.to_owned())),
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
-use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::sync::{Mutex, Notify};
+use tokio::time::{Instant, sleep};
 
 use super::barrier::Barrier;
 use super::primary::{Mode, NoPrimary, Primary, Run, connect};
@@ -22,6 +22,8 @@ use crate::redis_address::at;
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a failed attempt to connect, calls fail at once for this long, without a further attempt.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+/// How often it is asked whether a generation has ended, by what waits long for its server.
+const CURRENT_LOOK: Duration = Duration::from_millis(20);
 
 /// How a server is found.
 #[derive(Debug)]
@@ -84,6 +86,18 @@ impl Session {
         &self.server.barrier
     }
 
+    /// Tells those who wait that what its server says can be acknowledged.
+    pub(super) fn is_usable(&self) {
+        self.server.generations.usable.notify_one();
+    }
+
+    /// Waits until its generation has ended.
+    pub(super) async fn ended(&self) {
+        while self.is_current() {
+            sleep(CURRENT_LOOK).await;
+        }
+    }
+
     /// A further session with the same server, over a connection of its own. It is of another generation if the server has
     /// restarted or was replaced.
     pub(super) async fn join(&self) -> Result<Self, NoPrimary> {
@@ -117,14 +131,33 @@ impl Session {
     }
 }
 
+/// Counts the generations of all servers, and tells when a server can be worked with that could not be.
+#[derive(Debug, Default)]
+pub(super) struct Generations {
+    last: AtomicU64,
+    usable: Notify,
+}
+
+impl Generations {
+    /// The number of a further generation.
+    fn begin(&self) -> Generation {
+        self.usable.notify_one();
+        Generation::new(1 + self.last.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Waits until a generation has begun, or has passed its first barrier, since the last wait.
+    pub(super) async fn usable(&self) {
+        self.usable.notified().await;
+    }
+}
+
 /// What all connections to a server share.
 #[derive(Debug)]
 pub(super) struct Server {
     way: Way,
     /// The current generation; 0 while there is none.
     current: AtomicU64,
-    /// The last generation of any server.
-    generations: Arc<AtomicU64>,
+    generations: Arc<Generations>,
     state: Mutex<State>,
     barrier: Barrier,
 }
@@ -153,7 +186,7 @@ enum Target {
 
 impl Server {
     /// The server found by `way`, whose generations are counted with those of others by `generations`.
-    pub(super) fn new(way: Way, generations: Arc<AtomicU64>) -> Self {
+    pub(super) fn new(way: Way, generations: Arc<Generations>) -> Self {
         Self {
             way,
             current: AtomicU64::new(0),
@@ -169,7 +202,7 @@ impl Server {
         let joins = self.current.load(Ordering::Acquire) != 0
             && matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
         if !joins {
-            state.generation = Generation::new(1 + self.generations.fetch_add(1, Ordering::Relaxed));
+            state.generation = self.generations.begin();
             state.at = Some(client.get_connection_info().addr().clone());
         }
         let (server, generation) = (Arc::clone(self), state.generation);
@@ -210,6 +243,11 @@ impl Connection {
     /// A further connection to the same server.
     pub(super) fn another(&self) -> Self {
         Self::to(Arc::clone(&self.server))
+    }
+
+    /// The generations of the server, and of others that are counted with it.
+    pub(super) fn generations(&self) -> &Generations {
+        &self.server.generations
     }
 
     /// The Sentinels that name the server, if they do.

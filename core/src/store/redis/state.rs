@@ -86,6 +86,10 @@ pub struct CampaignState {
     pub identity: Vec<u8>,
     /// Whether no claim is decided until it has been loaded again.
     pub suspended: bool,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Units taken.
+    pub taken: u64,
     /// The campaign's event count.
     pub events: u64,
     /// Events in the outbox.
@@ -99,11 +103,12 @@ impl CampaignState {
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let length = 1 + usize::from(*bytes.first()?);
         let (identity, rest) = bytes.split_at_checked(length)?;
-        // After the admin state come sequence and units taken, which no look asks for.
         let number = |from: usize, width: usize| rest.get(from..from + width).map(be_int);
         Some(Self {
             identity: identity.to_vec(),
             suspended: number(0, 1)? == SUSPENDED,
+            sequence: number(1, 6)?,
+            taken: number(7, 6)?,
             events: number(13, 6)?,
             backlog: number(19, 6)?,
             loaded_epoch: Epoch::new(number(25, 5)?),

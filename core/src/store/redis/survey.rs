@@ -35,6 +35,10 @@ pub struct Look {
     pub generation: Generation,
     /// Whether nothing speaks against its being ready.
     pub ready: bool,
+    /// The last sequence given.
+    pub sequence: u64,
+    /// Units taken.
+    pub taken: u64,
     /// Events in the outbox, by the campaign's own counter.
     pub backlog: u64,
     /// The sum of all claims' revisions, relayed or not: each event raises one by one.
@@ -164,10 +168,12 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
     let claims: Option<String> = next(replies)?;
     let holds: Vec<(Vec<u8>, f64)> = next(replies)?.unwrap_or_default();
     let outbox: StreamRangeReply = next(replies)?.unwrap_or_default();
+    // Also of a campaign that is not ready: what its outbox holds waits for SQL.
+    let oldest = outbox.ids.iter().find_map(|entry| written_at(&entry.id));
     let (Some([phase, events_loaded, revisions_loaded]), Some(state)) =
         (fields, state.as_deref().and_then(CampaignState::read))
     else {
-        return Ok(Look::default());
+        return Ok(Look { oldest, ..Look::default() });
     };
     let number = |field: Option<String>| field.and_then(|text| text.parse::<u64>().ok());
     let since_load = state.events.saturating_sub(number(events_loaded).unwrap_or(0));
@@ -181,9 +187,11 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         && outbox.ids.first().is_some_and(|entry| entry.id == format!("0-{loaded}"));
     Ok(Look {
         ready,
+        sequence: state.sequence,
+        taken: state.taken,
         backlog: state.backlog,
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
-        oldest: outbox.ids.iter().find_map(|entry| written_at(&entry.id)),
+        oldest,
         next_hold: holds.iter().find_map(|(_, score)| due_at(*score)),
         ..Look::default()
     })

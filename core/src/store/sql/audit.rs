@@ -2,6 +2,8 @@
 //!
 //! Campaigns' entries stand in `audit`, claims' in `claim_audit`. Both are numbered together, in the order of commits.
 
+use std::cmp::Reverse;
+
 use claimgate_shared::ids::digest_text;
 use claimgate_shared::{CampaignId, ClaimId, ClaimStatus, Timestamp, Version};
 use serde_json::{Value, json};
@@ -143,6 +145,11 @@ fn page(table: &str, campaign: Option<&CampaignId>) -> AssertSqlSafe<String> {
     ))
 }
 
+/// The statement for the last entries of `table`.
+fn last_of(table: &str) -> AssertSqlSafe<String> {
+    AssertSqlSafe(format!("SELECT * FROM {table} WHERE number <= $1 ORDER BY number DESC LIMIT $2"))
+}
+
 /// Draws the next number of the audit for an entry that `transaction` writes. Until the commit no other entry can be written.
 pub(super) async fn draw_number(transaction: &mut Transaction) -> Result<i64, sqlx::Error> {
     draw(transaction, 1).await
@@ -183,6 +190,29 @@ impl SqlStore {
         let entries = entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook));
         let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
         entries.sort_unstable_by_key(|entry| entry.number);
+        entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+        Ok(entries)
+    }
+
+    /// The last `limit` entries of all campaigns, the latest first.
+    ///
+    /// # Errors
+    /// As [`Self::audit`].
+    pub(crate) async fn last_audit(&self, limit: u32) -> Result<Vec<AuditEntry>, SqlError> {
+        self.number_audit().await?;
+        step::before("sql:last_audit").await;
+        let last: i64 = step::after(sqlx::query(LAST).fetch_one(&self.pool).await)?.try_get(0)?;
+        let rows = async |table| {
+            let query = sqlx::query(last_of(table)).bind(last).bind(i64::from(limit));
+            query.fetch_all(&self.pool).await
+        };
+        let campaigns = rows("audit").await?;
+        let claims = rows("claim_audit").await?;
+        let webhooks = rows("webhook_audit").await?;
+        let entries = campaigns.iter().map(of_campaign);
+        let entries = entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook));
+        let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
+        entries.sort_unstable_by_key(|entry| Reverse(entry.number));
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         Ok(entries)
     }

@@ -12,7 +12,7 @@ use sqlx::{Any, Row as _};
 use super::audit::draw_number;
 use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
-use super::{SqlError, SqlStore};
+use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
 use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
@@ -23,6 +23,8 @@ use crate::step;
 pub enum Changed {
     /// Written; this is the campaign now.
     Done(Campaign),
+    /// Not written, since it is so already; this is the campaign.
+    AsBefore(Campaign),
     /// Not written: the campaign is at another version; this is the campaign now.
     Conflict(Campaign),
     /// Not written: an import is unfinished. Until it is complete, a campaign can only be ended.
@@ -132,7 +134,7 @@ impl SqlStore {
 
     /// Pauses, resumes or ends the campaign `id`, at whatever version it is: whatever changes it meanwhile comes before or
     /// after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
-    /// [`Changed::Done`]; an end gives up an unfinished import.
+    /// [`Changed::AsBefore`]; an end gives up an unfinished import.
     ///
     /// # Errors
     /// As [`Self::change`].
@@ -156,7 +158,7 @@ impl SqlStore {
             return Ok(Some(Changed::ImportUnfinished));
         }
         if !changes {
-            return Ok(Some(Changed::Done(before)));
+            return Ok(Some(Changed::AsBefore(before)));
         }
         let after = Campaign { admin_state: to, version: before.version.next(), ..before.clone() };
         let after = write_rules(&mut transaction, &before, &after, change).await?;
@@ -249,6 +251,41 @@ impl SqlStore {
         .bind(drawn.id.as_str())
         .bind(big(drawn.token));
         self.numbered(raise).await
+    }
+
+    /// As [`Self::raise_epoch`], for keys that go on as they are: only while SQL knows no further than `has`, which is how far
+    /// these keys are, is of the epoch of `drawn`, and has refused none of its claims. `None` otherwise: then nothing was changed.
+    ///
+    /// # Errors
+    /// As [`Self::raise_epoch`].
+    pub async fn adopt_epoch(
+        &self,
+        drawn: &Campaign,
+        has: HighWaterMark,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:adopt_epoch").await;
+        let mut transaction = self.pool.begin().await?;
+        let Some(now) = lock(&mut transaction, &drawn.id).await? else { return Ok(None) };
+        // Asked under the lock: whatever has been written is seen here, and nothing more is until the commit.
+        let refused = sqlx::query(statements::REFUSED).bind(drawn.id.as_str());
+        let has_refused = refused.fetch_optional(&mut *transaction).await?.is_some();
+        let is_as_drawn = (now.token, now.epoch) == (drawn.token, drawn.epoch);
+        if !is_as_drawn || has_refused || !has.covers(now.high_water_mark) {
+            return Ok(None);
+        }
+        let row = sqlx::query(
+            "UPDATE campaigns SET epoch = $1, sequence = $2, events = $3 WHERE id = $4 RETURNING *",
+        )
+        .bind(big(drawn.epoch.next()))
+        .bind(big(has.sequence))
+        .bind(big(has.events))
+        .bind(drawn.id.as_str())
+        .fetch_one(&mut *transaction)
+        .await?;
+        let adopted = read(&row)?;
+        number_change(&mut transaction, &adopted.id).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(adopted))
     }
 
     /// Records the eviction of `drawn`, whose token was drawn and has suspended it in Redis, and which was relayed then,

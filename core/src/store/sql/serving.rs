@@ -58,7 +58,7 @@ impl SqlStore {
     }
 
     /// `text` with this database's own clock in ms since 1970 for `{now}`.
-    fn with_now(&self, text: &str) -> AssertSqlSafe<String> {
+    pub(super) fn with_now(&self, text: &str) -> AssertSqlSafe<String> {
         let now = if self.is_sqlite() {
             "CAST((julianday('now') - 2440587.5) * 86400000 AS BIGINT)"
         } else {

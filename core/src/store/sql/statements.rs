@@ -153,6 +153,9 @@ statements! {
         CAST(COALESCE(SUM(CASE WHEN status <> 'revoked' THEN revision ELSE 0 END), 0) AS BIGINT) \
         FROM claims WHERE campaign_id = $1";
 
+    /// Whether SQL has refused any of a campaign's claims.
+    REFUSED = "SELECT 1 FROM claims WHERE campaign_id = $1 AND status = 'revoked' LIMIT 1";
+
     /// How far SQL has followed each of these claims: 0 where it lacks one, and further than any can go where it holds it as
     /// revoked. Not a join: which side PostgreSQL begins with would depend on its statistics.
     REVISIONS = "SELECT value->>0, value->>1, COALESCE((SELECT CASE WHEN status = 'revoked' THEN 256 ELSE revision END \

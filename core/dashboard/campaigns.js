@@ -1,0 +1,132 @@
+// The table of campaigns: a row each, which stays the same element as long as it is shown.
+
+import { $, clock, element, fill, number, rate, show, words } from "./texts.js";
+
+const TREND_MAX = 60, ROLES = ["viewer", "operator", "admin"];
+const STATES = ["open", "sold_out", "paused", "scheduled", "ended"];
+const rows = new Map();
+
+// Shows `listed` to a caller of this role; `act(verb, campaign)` is called for what is pressed.
+export function showCampaigns(listed, { total, role, act }) {
+	const text = $("find").value.trim().toLowerCase();
+	for (const campaign of listed) {
+		const row = rows.get(campaign.id) ?? build(campaign.id, act);
+		if (row.campaign !== campaign) row.trend.push(campaign.claims_per_s ?? null);
+		if (row.trend.length > TREND_MAX) row.trend.shift();
+		row.campaign = campaign;
+	}
+	const ids = new Set(listed.map(({ id }) => id));
+	for (const [id, row] of rows) if (!ids.has(id)) drop(id, row);
+	const shown = arranged().filter(({ campaign }) => !text || `${campaign.id} ${campaign.name}`.toLowerCase().includes(text));
+	place(shown);
+	for (const row of shown) fillRow(row, role);
+	showNotes(listed.filter(({ as_of }) => !as_of).length, total, shown.length, text);
+}
+
+// Of what is typed: the whole id of a campaign that is not listed, or nothing.
+export function soughtId() {
+	const text = $("find").value.trim();
+	return /^[\w-]{1,64}$/.test(text) && !(rows.has(text) && !rows.get(text).campaign.as_of) ? text : null;
+}
+
+export function forgetCampaigns() {
+	for (const [id, row] of rows) drop(id, row);
+}
+
+function drop(id, row) {
+	row.row.remove();
+	rows.delete(id);
+}
+
+function showNotes(listed, total, shown, text) {
+	show("campaigns-note", fill(listed < total ? words().campaignsMore : words().campaignsNote, { listed, total }));
+	show("none", shown ? "" : text ? fill(words().notFound, { text: $("find").value.trim() }) : words().noCampaigns);
+}
+
+// Open ones first, of these the busier ones, by powers of ten: rows seldom change places.
+function arranged() {
+	const busy = ({ trend }) => Math.ceil(Math.log10(1 + Math.max(...trend)));
+	const order = ({ campaign }) => STATES.indexOf(campaign.state);
+	return [...rows.values()].sort((one, other) => order(one) - order(other) || busy(other) - busy(one) || (one.campaign.id < other.campaign.id ? -1 : 1));
+}
+
+// Nothing moves under the pointer or the focus.
+function place(shown) {
+	const body = $("rows");
+	const wanted = shown.map(({ row }) => row);
+	for (const row of [...body.children]) if (!wanted.includes(row)) row.remove();
+	if (body.matches(":hover") || body.contains(document.activeElement) || $("ask").open) {
+		for (const row of wanted) if (!row.isConnected) body.append(row);
+	} else if (wanted.some((row, at) => body.children[at] !== row)) body.append(...wanted);
+}
+
+function build(id, act) {
+	const cell = (name, ...children) => element("td", { className: name, role: "cell" }, ...children);
+	const name = element("b"), code = element("code", { textContent: id }), state = element("span", { className: "state" }), note = element("small");
+	const speed = element("b"), line = trendLine();
+	const left = element("b"), of = element("small"), meter = element("progress", { max: 1, value: 0 });
+	const backlog = element("span");
+	const buttons = Object.fromEntries(["turn", "add", "end"].map((kind) => [kind, element("button", { type: "button", className: kind })]));
+	const head = element("th", { scope: "row", role: "rowheader" }, name, code);
+	const cells = { state: cell("", state, note), speed: cell("wide speed", speed, line), left: cell("left", left, " ", of, meter), backlog: cell("backlog", backlog), actions: cell("actions", ...Object.values(buttons)) };
+	const row = { row: element("tr", { role: "row" }, head, ...Object.values(cells)), trend: [], name, state, note, speed, line, left, of, meter, backlog, buttons, cells };
+	row.row.dataset.id = id;
+	buttons.turn.onclick = () => act(row.campaign.state === "paused" ? "resume" : "pause", row.campaign);
+	buttons.add.onclick = () => act("add", row.campaign);
+	buttons.end.onclick = () => act("end", row.campaign);
+	rows.set(id, row);
+	return row;
+}
+
+function fillRow(row, role) {
+	const { campaign, cells } = row;
+	const { name, state, remaining, limits, claims_per_s, backlog, ready, import_unfinished, as_of } = campaign;
+	const said = words();
+	show(row.name, name);
+	show(row.state, said.states[state] ?? state);
+	row.state.dataset.state = state;
+	const isOver = state === "ended" && remaining === null;
+	show(row.note, import_unfinished ? said.importing : !ready && !isOver ? said.notReady : as_of ? fill(said.notLive, { at: clock(as_of) }) : "");
+	row.row.classList.toggle("unknown", !ready);
+	show(row.speed, rate(claims_per_s));
+	drawTrend(row.line, row.trend);
+	show(row.left, limits.total === null ? said.unlimited : remaining === null ? said.unknown : number(remaining));
+	show(row.of, limits.total === null || remaining === null ? "" : fill(said.ofTotal, { total: limits.total }));
+	row.meter.hidden = limits.total === null || remaining === null;
+	row.meter.value = remaining / limits.total || 0;
+	row.meter.ariaLabel = `${said.left} ${row.left.textContent} ${row.of.textContent}`;
+	show(row.backlog, number(backlog));
+	for (const [kind, label] of [["speed", "claimsPerS"], ["left", "left"], ["backlog", "backlog"]]) cells[kind].dataset.label = said[label];
+	fillButtons(row, role);
+}
+
+// What the caller may do; core decides all the same.
+function fillButtons({ buttons, campaign, cells }, role) {
+	const may = (least) => ROLES.indexOf(role) >= ROLES.indexOf(least) && campaign.state !== "ended";
+	const turn = campaign.state === "paused" ? "resume" : "pause";
+	const verbs = { turn: may("operator") && turn, add: may("operator") && campaign.limits.total !== null && "add", end: may("admin") && "end" };
+	for (const [kind, verb] of Object.entries(verbs)) {
+		buttons[kind].hidden = !verb;
+		if (!verb) continue;
+		show(buttons[kind], words()[verb]);
+		buttons[kind].ariaLabel = fill(words().ofCampaign, { verb: words()[verb], name: campaign.name });
+	}
+	cells.actions.classList.toggle("empty", !Object.values(verbs).some(Boolean));
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function trendLine() {
+	const svg = document.createElementNS(SVG, "svg");
+	svg.setAttribute("viewBox", "0 0 60 16");
+	svg.setAttribute("preserveAspectRatio", "none");
+	svg.setAttribute("aria-hidden", "true");
+	svg.append(document.createElementNS(SVG, "polyline"));
+	return svg;
+}
+
+function drawTrend(svg, trend) {
+	const most = Math.max(1, ...trend);
+	const points = trend.flatMap((value, at) => (value === null ? [] : [`${TREND_MAX - trend.length + at},${15 - (14 * value) / most}`]));
+	svg.firstChild.setAttribute("points", points.join(" "));
+}

@@ -1,0 +1,37 @@
+# shellcheck shell=bash
+# A bare Debian root, filled from where this machine itself is filled; bare.sh, package.sh and tests/packages.sh source this.
+
+# Debian's name of the machine's release; fails on another system, which has no sources for one.
+debian_codename() {
+    # shellcheck disable=SC1091
+    (. /etc/os-release && [ "${ID:-}" = debian ] && echo "$VERSION_CODENAME")
+}
+
+# Makes the root $1, a directory or a tar file. What follows is for mmdebstrap. The machine's sources, proxies and keys.
+make_debian_root() {
+    local target=$1 sources=() file settings status=0
+    shift
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources; do
+        if [ -f "$file" ]; then sources+=("$file"); fi
+    done
+    settings=$(mktemp)
+    apt-config dump | grep '^Acquire::' | grep -v '^Acquire::.*Dir' >"$settings" || true
+    # The keys before the packages: the sources may name them.
+    # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
+    mmdebstrap --quiet --aptopt="$settings" \
+        --setup-hook='for keys in etc/apt/trusted.gpg.d etc/apt/keyrings usr/share/keyrings; do
+            if [ -d /$keys ]; then mkdir -p "$1/$keys" && cp -a /$keys/. "$1/$keys/"; fi
+        done' \
+        "$@" "$(debian_codename)" "$target" "${sources[@]}" || status=$?
+    rm "$settings"
+    return $status
+}
+
+# The machine's certificates and name resolution for the root $1, a directory.
+take_over_network() {
+    local root=$1 directory=usr/local/share/ca-certificates
+    if [ -d /$directory ]; then cp -a /$directory/. "$root/$directory/"; fi
+    chroot "$root" update-ca-certificates >/dev/null 2>&1
+    cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+    { cat /etc/hosts; echo "127.0.1.1 $(cat "$root/etc/hostname")"; } >"$root/etc/hosts"
+}

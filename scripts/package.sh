@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# `make package`: what an operator installs, in target/package. The binary and the Worker have to be built before.
+#
+#   scripts/package.sh           two Debian packages, claimgate (core) and claimgate-edge, with what each is made of (CycloneDX), and
+#                                an image with each package, which needs root
+#   scripts/package.sh debs      the Debian packages alone
+#
+# VERSION names another version than the checkout's, OUT another directory. The same binary, Worker and commit give the same bytes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/tools.sh
+
+claimgate=${CLAIMGATE_BIN:-target/release/claimgate}
+out=$(realpath -m "${OUT:-target/package}")
+work=$out/work
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+
+die() { echo "make package: $*" >&2; exit 1; }
+
+# Cargo.toml's; between two releases the commit's time and name follow, and `~` sorts it before the release it leads to.
+version() {
+    local release
+    release=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
+    if [ "$(git tag --points-at HEAD --list "v$release")" ]; then
+        echo "$release"
+    else
+        echo "$release~$(TZ=UTC git log -1 --date=format-local:%Y%m%d%H%M%S --format=%cd.%h)"
+    fi
+}
+
+# What a crate is made of, without what only its build needs. cargo-cyclonedx writes beside every Cargo.toml of the workspace.
+write_bom() { # CRATE TARGET FILE
+    local left
+    "$(cargo_cyclonedx)" cyclonedx --quiet --format json --spec-version 1.5 --no-build-deps --target "$2" \
+        --override-filename package-bom --manifest-path "$1/Cargo.toml"
+    # Without the directory it was built in, which would make the packages of each another.
+    sed "s|file://$PWD|file:///claimgate|g" "$1/package-bom.json" >"$3"
+    mapfile -t left < <(git ls-files --others --exclude-standard -- '*package-bom.json')
+    rm "${left[@]}"
+}
+
+gather() {
+    local documents=(README.md CHANGELOG.md docs)
+    [ -x "$claimgate" ] || die "$claimgate is missing: run cargo build --release --bin claimgate."
+    [ -f edge/build/index_bg.wasm ] || die "the Worker is missing: run scripts/build-worker.sh."
+    rm -rf "$work"
+    mkdir -p "$work/source"
+    cp -r packaging/debian "${documents[@]}" packaging/claimgate.env packaging/edge.env packaging/claimgate-edge "$work/source/"
+    cp "$claimgate" "$work/source/claimgate"
+    workerd compile edge/workerd.capnp >"$work/source/edge"
+    chmod 755 "$work/source/edge"
+    write_bom core "$(rustc -vV | sed -n 's/^host: //p')" "$work/source/claimgate.cdx.json"
+    write_bom edge wasm32-unknown-unknown "$work/source/claimgate-edge.cdx.json"
+    node scripts/add-workerd.mjs "$work/source/claimgate-edge.cdx.json"
+}
+
+build_debs() {
+    cat >"$work/source/debian/changelog" <<CHANGELOG
+claimgate ($version) unstable; urgency=medium
+
+  * Commit $(git rev-parse HEAD). What has changed is told in CHANGELOG.md.
+
+ -- $(sed -n 's/^Maintainer: //p' packaging/debian/control)  $(date -uR -d "@$SOURCE_DATE_EPOCH")
+CHANGELOG
+    (cd "$work/source" && debian/rules binary >"$work/debs.log" 2>&1) || { tail -n 30 "$work/debs.log" >&2; die "no packages: see $work/debs.log"; }
+    rm -f "$out"/claimgate*.deb "$out"/*.cdx.json
+    mv "$work"/*.deb "$work/source"/*.cdx.json "$out/"
+}
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n -E env "PATH=$PATH" "$@"; fi; }
+
+version=${VERSION:-$(version)}
+gather
+build_debs
+if [ "${1:-}" != debs ]; then as_root scripts/image.sh "$out" "$version"; fi
+rm -rf "$work"
+ls -sh "$out"

@@ -1,0 +1,173 @@
+//! docs/deployment.md: the edge as one program, and what is shown of Redis.
+
+use support::client::client;
+use support::cluster::ClusterSet;
+use support::edge::{EDGE_READY, built, root, token};
+use support::examples::{Desk, Examples};
+use support::process::{Process, free_address};
+use support::redis_server::Kind;
+use support::sentinel::SentinelSet;
+use support::topology::OWN;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, only_on};
+
+const CLOUDFLARE: &str = "it needs an account at Cloudflare";
+const NODES: &str = "10.0.0.1,10.0.0.2,10.0.0.3";
+
+/// The document's examples that are run, in its order.
+struct Shown {
+    compile: String,
+    settings: String,
+    service: String,
+    redis: String,
+    sentinel: String,
+    replicas: String,
+    cluster: String,
+    key: String,
+}
+
+impl Shown {
+    fn read() -> Self {
+        let mut deployment = Examples::of("docs/deployment.md");
+        for start in
+            ["npx wrangler vpc", "[[env.production.vpc_services]]", "[env.production]", "npx wrangler secret"]
+        {
+            deployment.left_out(start, CLOUDFLARE);
+        }
+        let compile = deployment.next("scripts/setup.sh");
+        let settings = deployment.next("EDGE_KEY=k1:…");
+        deployment.left_out("[Socket]", "systemd alone reads it");
+        let service = deployment.next("[Unit]");
+        deployment.left_out(
+            "upstream edge",
+            "the set-up brings no nginx, and the document says that it was not run",
+        );
+        let shown = Self {
+            compile,
+            settings,
+            service,
+            redis: deployment.next("appendonly yes"),
+            sentinel: deployment.next("CLAIMGATE_REDIS_URL=redis+sentinel://claimgate:PASSWORD@"),
+            replicas: deployment.next("CLAIMGATE_REDIS_REPLICAS=1 CLAIMGATE_REDIS_URL=redis+sentinel://"),
+            cluster: deployment.next("CLAIMGATE_REDIS_URL=redis+cluster://"),
+            key: deployment.next("echo \"k2:"),
+        };
+        deployment.end();
+        shown
+    }
+}
+
+#[tokio::test]
+async fn the_edge_is_one_program_with_the_settings_that_are_shown() {
+    built().await;
+    let core = Core::start().await;
+    core.create("demo", serde_json::json!({"total": 10})).await;
+    let shown = Shown::read();
+    let place = |name: &str| root().join(name).display().to_string();
+    let mut lines = shown.compile.lines();
+    let (_set_up, compile, _install) = (lines.next(), lines.next().unwrap(), lines.next());
+    let edge = free_address();
+    let here = core.data_dir().parent().unwrap().to_owned();
+    let mut desk = Desk::of(&core)
+        .replacing("node_modules/", &format!("{}/", place("node_modules")))
+        .replacing("edge/workerd.capnp", &place("edge/workerd.capnp"))
+        .replacing("/opt/claimgate", &here.display().to_string())
+        .replacing("--socket-fd http=3", &format!("--socket-addr http={edge}"));
+    let _ = desk.run(compile).await.ended(0);
+    let _ = desk.run("chmod +x claimgate-edge").await.ended(0);
+    for setting in shown.settings.lines() {
+        let (name, value) = setting.split_once('=').unwrap();
+        let value = match name {
+            "EDGE_KEY" => core.data_file("edge.key"),
+            "USER_JWT_KEY" => core.data_file("user-jwt.key"),
+            _ => value.to_owned(),
+        };
+        desk = desk.with(name, &value);
+    }
+    let start = shown.service.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+    let _edge = Process::start(desk.shell(&format!("exec {start}")));
+    let url = format!("http://{edge}/v1/campaigns/demo/claims");
+    let token = token(&core.data_file("user-jwt.key"), "alice");
+    eventually(EDGE_READY, || async {
+        let claim = client().request(reqwest::Method::POST, &url).bearer_auth(&token);
+        let claim = claim.header("X-Real-IP", "10.1.2.3").header("Idempotency-Key", "k");
+        let reply = client().send(claim.json(&serde_json::json!({}))).await;
+        let reply = reply.map_err(|error| format!("{error:#}"))?;
+        holds(reply.status == 201, || format!("{reply:?}"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_redis_with_the_settings_that_are_shown_is_sound() {
+    only_on!(OWN, "it brings its own server");
+    let text = Shown::read().redis;
+    let settings = text.lines().filter(|line| !line.starts_with('#'));
+    let settings: Vec<_> = settings.map(|line| line.split_once(' ').unwrap()).collect();
+    let server = RedisServer::start_with(&settings, &[]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let desk = Desk::at(directory.path()).with("CLAIMGATE_REDIS_URL", &server.url());
+    let said = desk.run("claimgate doctor").await.ended(0);
+    assert!(!said.out.contains("redis."), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_new_key_for_the_edge_is_taken() {
+    let directory = tempfile::tempdir().unwrap();
+    let key = Desk::at(directory.path()).run(&Shown::read().key).await.ended(0).out;
+    CoreOptions::default().with("CLAIMGATE_EDGE_KEYS", key.trim()).start().await;
+}
+
+/// Makes the user that core is to be at a server.
+async fn make_user(server: &RedisView) {
+    let user = ["ACL", "SETUSER", "claimgate", "on", ">PASSWORD", "~cg:*", "+@all", "-@dangerous", "-@admin"];
+    let may = ["+info", "+config|get", "+cluster|slots", "+cluster|info", "+cluster|myid"];
+    server.query::<()>(&[&user[..], &may[..]].concat()).await;
+}
+
+/// Runs an example that starts core, its nodes being at `nodes`, until core is ready.
+async fn becomes_ready(example: &str, nodes: &str) {
+    let directory = tempfile::Builder::new().prefix("cg-").tempdir().unwrap();
+    let (listen, admin) = (free_address(), free_address());
+    let desk = Desk::at(directory.path())
+        .with("CLAIMGATE_LISTEN", &listen.to_string())
+        .with("CLAIMGATE_ADMIN_LISTEN", &admin.to_string())
+        .replacing(NODES, nodes);
+    assert!(example.contains(NODES), "{example}");
+    let _core = Process::start(desk.shell(&format!("exec env {example}")));
+    let url = format!("http://{admin}/readyz");
+    eventually(2 * SOON, || async {
+        let reply = client().try_get(&url, "").await.map_err(|error| format!("{error:#}"))?;
+        holds(reply.status == 200, || reply.text())
+    })
+    .await;
+}
+
+/// What stands in a URL between its scheme and its path.
+fn nodes_of(url: &str) -> &str {
+    let (_, rest) = url.split_once("://").unwrap();
+    rest.split('/').next().unwrap()
+}
+
+#[tokio::test]
+async fn core_starts_with_sentinel_as_shown() {
+    only_on!(OWN, "it brings its own servers");
+    let shown = Shown::read();
+    let set = SentinelSet::start(Kind::asked()).await;
+    for server in 0..3 {
+        make_user(&set.view(server).await).await;
+    }
+    for example in [shown.sentinel, shown.replicas] {
+        becomes_ready(&example, nodes_of(&set.url())).await;
+    }
+}
+
+#[tokio::test]
+async fn core_starts_with_a_cluster_as_shown() {
+    only_on!(OWN, "it brings its own servers");
+    let set = ClusterSet::start(Kind::asked()).await;
+    for node in 0..6 {
+        make_user(&set.view(node).await).await;
+    }
+    becomes_ready(&Shown::read().cluster, nodes_of(&set.url())).await;
+}

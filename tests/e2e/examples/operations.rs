@@ -1,0 +1,81 @@
+//! docs/operations.md and docs/redis-layout.md.
+
+use serde_json::json;
+use support::examples::{Desk, Examples};
+use support::only_on;
+use support::topology::OWN;
+use support::wait::holds;
+use support::{Core, SOON, eventually};
+
+const BACKUP: &str = "tests/faults/backup.rs";
+
+#[tokio::test]
+async fn operators_commands_do_what_they_are_shown_for() {
+    let core = Core::start().await;
+    core.create("tickets", json!({"total": 10})).await;
+    core.set_admin_state("tickets", "pause").await.expect(200);
+    let desk = Desk::of(&core).replacing("CAMPAIGN", "tickets");
+    let mut operations = Examples::of("docs/operations.md");
+    let _ = desk.run(&operations.next("target/release/claimgate doctor")).await.ended(0);
+    desk.write("claims.csv", operations.next("user_id,quantity"));
+    let _ = desk
+        .run(&operations.next("target/release/claimgate campaign import"))
+        .await
+        .ended(0)
+        .said("1 claims imported");
+    let audits = desk.run_each(&operations.next("target/release/claimgate audit")).await;
+    for audit in audits {
+        let _ = audit.ended(0).said("import");
+    }
+    let reconcile = operations.next("target/release/claimgate reconcile");
+    eventually(SOON, || async {
+        let said = desk.run(&reconcile).await;
+        holds(said.status == 0, || format!("{said:?}"))
+    })
+    .await;
+    operations.left_out(
+        "target/release/claimgate drop-foreign",
+        "faults::registers runs it, with another database's campaign, and waits 30 s",
+    );
+    for start in [
+        "sqlite3 data/claimgate.sqlite",
+        "pg_dump --format=custom",
+        "cp data/admin.token",
+        "rm -rf data/redis",
+        "redis-cli -u",
+        "cp backup.sqlite",
+        "pg_restore --no-owner",
+    ] {
+        operations.run_in(start, BACKUP);
+    }
+    operations.end();
+}
+
+#[tokio::test]
+async fn a_live_campaign_is_looked_at_as_shown() {
+    only_on!(OWN, "it looks at core's own Redis");
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+    core.sql().until("demo", 1).await;
+    let desk = Desk::of(&core);
+    let mut layout = Examples::of("docs/redis-layout.md");
+    let show = layout.next("target/release/claimgate campaign show demo");
+    eventually(SOON, || async {
+        let said = desk.run(&show).await;
+        holds(said.status == 0 && said.out.contains("1 / 10"), || format!("{said:?}"))
+    })
+    .await;
+    let look = layout.next("export REDISCLI_AUTH=");
+    let _ = desk.run(&look).await.ended(0).said("0000000").said("consumers");
+    let numbers = layout.next("redis-cli -s data/redis.sock --user claimgate EVAL");
+    let auth = look.lines().next().unwrap();
+    eventually(SOON, || async {
+        let counted = desk.run(&format!("{auth}\n{numbers}")).await.ended(0).out;
+        let counted: Vec<_> = counted.split_whitespace().collect();
+        // Behind the admin state sequence, units taken, events, backlog.
+        holds(counted[1..5] == ["1", "1", "1", "0"], || format!("{counted:?}"))
+    })
+    .await;
+    layout.end();
+}

@@ -1,0 +1,168 @@
+//! What is in the packages beside the programs: settings files, manifests, the notes of a release. That they install and run is shown
+//! by tests/packages.sh.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::json;
+use support::CoreOptions;
+use support::binary;
+
+const CORE_SETTINGS: &str = include_str!("../../packaging/claimgate.env");
+const EDGE_SETTINGS: &str = include_str!("../../packaging/edge.env");
+const CONFIGURATION: &str = include_str!("../../docs/configuration.md");
+const WORKERD: &str = include_str!("../../edge/workerd.capnp");
+const MANIFESTS: [(&str, &str); 3] = [
+    ("compose.yaml", include_str!("../../packaging/compose/compose.yaml")),
+    ("core.yaml", include_str!("../../packaging/kubernetes/core.yaml")),
+    ("edge.yaml", include_str!("../../packaging/kubernetes/edge.yaml")),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// The settings of a file, all of which are commented out, with their values.
+fn settings(file: &str) -> Vec<(&str, &str)> {
+    let lines = file.lines().filter(|line| !line.is_empty() && !line.starts_with("# ") && *line != "#");
+    lines.map(|line| line.strip_prefix('#').and_then(|line| line.split_once('=')).expect(line)).collect()
+}
+
+fn names<'a>(settings: &[(&'a str, &str)]) -> BTreeSet<&'a str> {
+    settings.iter().map(|(name, _)| *name).collect()
+}
+
+/// The words of `text` that could be a variable's name and begin so.
+fn variables<'a>(text: &'a str, prefix: &str) -> BTreeSet<&'a str> {
+    let words = text.split(|character: char| !matches!(character, 'A'..='Z' | '0'..='9' | '_'));
+    words.filter(|word| word.starts_with(prefix) && word.len() > prefix.len()).collect()
+}
+
+/// What stands between this heading of docs/configuration.md and the next one of its level.
+fn section(heading: &str) -> &'static str {
+    let (_, rest) = CONFIGURATION.split_once(&format!("\n## {heading}\n")).unwrap();
+    rest.split_once("\n## ").map_or(rest, |(section, _)| section)
+}
+
+#[test]
+fn the_settings_of_the_packaged_core_are_all_that_there_are() {
+    let listed = names(&settings(CORE_SETTINGS));
+    let mut documented = variables(section("Core"), "CLAIMGATE_");
+    documented.insert("RUST_LOG");
+    assert_eq!(listed, documented);
+    let help = Command::new(binary::claimgate()).args(["serve", "--help"]).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let flags = variables(&help, "CLAIMGATE_");
+    assert!(flags.len() > 15 && flags.is_subset(&listed), "{flags:?}");
+}
+
+#[tokio::test]
+async fn a_core_takes_every_default_of_the_packaged_settings() {
+    // Where it listens and keeps its files is the test's to say, and what another server or a secret would be is an example.
+    let examples = ["LISTEN", "DATA_DIR", "_URL", "_FILE"];
+    let taken = settings(CORE_SETTINGS)
+        .into_iter()
+        .filter(|(name, value)| !value.is_empty() && !examples.iter().any(|example| name.ends_with(example)));
+    let taken: Vec<_> = taken.collect();
+    assert!(taken.len() > 10, "{taken:?}");
+    let options =
+        taken.iter().fold(CoreOptions::default(), |options, (name, value)| options.with(name, *value));
+    let core = options.start().await;
+    core.create("demo", json!({"total": 1})).await;
+    core.claim("demo", "alice", "k").await.expect(201);
+}
+
+#[test]
+fn the_settings_of_the_packaged_edge_are_what_its_worker_reads() {
+    let mut read: BTreeSet<_> =
+        WORKERD.split("fromEnvironment = \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    // The program makes it of CORE_URL.
+    assert!(read.remove("CORES"));
+    read.extend(["CORE_URL", "EDGE_KEY_FILE", "USER_JWT_KEY_FILE"]);
+    assert_eq!(names(&settings(EDGE_SETTINGS)), read);
+}
+
+#[test]
+fn the_manifests_name_variables_that_there_are() {
+    let (core, edge) = (settings(CORE_SETTINGS), settings(EDGE_SETTINGS));
+    let known: BTreeSet<_> = names(&core).union(&names(&edge)).copied().collect();
+    for (file, text) in MANIFESTS {
+        let mut named = BTreeSet::new();
+        for prefix in ["CLAIMGATE_", "CORE_", "EDGE_", "USER_JWT_", "CLIENT_"] {
+            named.extend(variables(text, prefix));
+        }
+        // Compose's own, which says which images.
+        named.remove("CLAIMGATE_TAG");
+        assert!(named.len() > 2 && named.is_subset(&known), "{file}: {named:?}");
+    }
+}
+
+/// Runs the packaged edge's own program, without the one that it starts.
+fn edge(variables: &[(&str, &str)]) -> Output {
+    let mut edge = Command::new(root().join("packaging/claimgate-edge"));
+    edge.env_clear().env("PATH", "/usr/bin:/bin").envs(variables.iter().copied()).output().unwrap()
+}
+
+#[test]
+fn the_packaged_edge_names_the_setting_that_is_wrong() {
+    let secrets = [("EDGE_KEY", "k1:a"), ("USER_JWT_KEY", "b")];
+    for (wrong, said) in [
+        (vec![], "EDGE_KEY: is not set"),
+        (vec![secrets[0]], "USER_JWT_KEY: is not set"),
+        (vec![secrets[0], ("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: is given twice"),
+        (vec![("EDGE_KEY_FILE", "/nowhere")], "EDGE_KEY: its file /nowhere cannot be read"),
+        (
+            [&secrets[..], &[("CORE_URL", "https://core")]].concat(),
+            "CORE_URL: must be http://HOST:PORT, not 'https://core'",
+        ),
+        (
+            [&secrets[..], &[("CORE_URL", "unix:/a,http://b,,")]].concat(),
+            "CORE_URL: must be http://HOST:PORT, not ''",
+        ),
+        (
+            [
+                &secrets[..],
+                &[(
+                    "CORE_URL",
+                    "http://1,http://2,http://3,http://4,http://5,http://6,http://7,http://8,http://9",
+                )],
+            ]
+            .concat(),
+            "CORE_URL: lists more than 8 cores",
+        ),
+        ([&secrets[..], &[("OTLP_URL", "collector:4318")]].concat(), "OTLP_URL: must be http://HOST:PORT"),
+    ] {
+        let output = edge(&wrong);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}: {error}");
+        assert!(
+            error.lines().last().unwrap().starts_with(&format!("claimgate-edge: {said}")),
+            "{wrong:?}: {error}"
+        );
+    }
+}
+
+fn release_notes(version: &str, changelog: &str) -> Output {
+    let directory = tempfile::tempdir().unwrap();
+    let file: PathBuf = directory.path().join("CHANGELOG.md");
+    fs::write(&file, changelog).unwrap();
+    Command::new(root().join("scripts/release-notes.sh")).arg(version).arg(file).output().unwrap()
+}
+
+#[test]
+fn the_notes_of_a_release_are_its_part_of_the_changelog() {
+    let changelog = "# Changelog\n\n## Unreleased\n\n## [1.10.0] - 2026-12-01\n\n### Added\n\n- Ten.\n\n## 1.1.0 - 2026-11-01\n\n- One.\n";
+    for (version, notes) in [("v1.10.0", "### Added\n\n- Ten.\n"), ("1.1.0", "- One.\n")] {
+        let output = release_notes(version, changelog);
+        assert_eq!(
+            (output.status.success(), String::from_utf8(output.stdout).unwrap().as_str()),
+            (true, notes)
+        );
+    }
+    for unknown in ["1.1", "v1.0.0", "Unreleased"] {
+        let output = release_notes(unknown, changelog);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{unknown}: {output:?}");
+    }
+}

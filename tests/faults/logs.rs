@@ -1,0 +1,217 @@
+//! What core logs: one line for each change of a campaign, however often it is looked at, and nothing that is secret.
+
+use std::time::Duration;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::client::client;
+use support::core_process::API_TOKEN;
+use support::edge::token;
+use support::inspect::key;
+use support::only_on;
+use support::postgres::Postgres;
+use support::process::{Signal, free_address, signal_pid};
+use support::topology::OWN;
+use support::wait::holds;
+use support::{Core, CoreOptions, RedisServer, SOON, claim_body, eventually, heavy};
+
+use crate::fixture::Fixture;
+use crate::tally::Row;
+
+/// The lines of a log in JSON.
+fn lines(core: &Core) -> Vec<Value> {
+    core.log().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+/// What was logged of a campaign above debug level: the lines' messages, with `what` where they have it.
+fn told(core: &Core, campaign: &str) -> Vec<String> {
+    let of_it = |line: &Value| line["fields"]["campaign"] == campaign && line["level"] != "DEBUG";
+    let message = |line: Value| {
+        let fields = &line["fields"];
+        let what = fields["what"].as_str().map(|what| format!(": {what}")).unwrap_or_default();
+        format!("{}{what}", fields["message"].as_str().unwrap())
+    };
+    lines(core).into_iter().filter(of_it).map(message).collect()
+}
+
+/// Damages a campaign; returns once a claim is decided again.
+async fn damaged_and_loaded(core: &Core, user: &str) {
+    core.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
+    core.claim("demo", user, "k").await.refused(503, "campaign_not_ready");
+    eventually(SOON, || async {
+        let reply = core.claim("demo", user, "k").await;
+        holds(reply.status != 503, || reply.text())
+    })
+    .await;
+}
+
+const DEMO: [&str; 11] = [
+    "campaign changed: create",
+    "loaded from SQL",
+    "campaign changed: pause",
+    "campaign changed: resume",
+    "sold out",
+    "campaign changed: add",
+    "granted from again after it was sold out",
+    "not ready",
+    "loaded from SQL",
+    "loaded from SQL",
+    "loaded from SQL",
+];
+const OVER: [&str; 5] = [
+    "campaign changed: create",
+    "loaded from SQL",
+    "campaign changed: end",
+    "suspended, to be loaded or evicted",
+    "evicted: answered from SQL from now on",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_change_of_a_campaign_is_one_line() {
+    only_on!(OWN, "what is logged does not depend on the servers");
+    let row = Row::begin("logs: each change of a campaign");
+    let options = CoreOptions::default().with("CLAIMGATE_LOG_JSON", "true");
+    let core = options.with("CLAIMGATE_ARCHIVE_AFTER_S", "1").start().await;
+    core.create("demo", json!({"total": 2})).await;
+    for verb in ["pause", "pause", "resume", "resume"] {
+        core.set_admin_state("demo", verb).await.expect(200);
+    }
+    for user in ["a", "b"] {
+        core.claim("demo", user, "k").await.expect(201);
+    }
+    for user in ["c", "d", "e"] {
+        core.claim("demo", user, "k").await.refused(409, "sold_out");
+    }
+    let add = json!({"units": 7, "idempotency_key": "add"});
+    for status in [200, 200] {
+        core.admin(Method::POST, "/admin/v1/campaigns/demo/add", &add).await.expect(status);
+    }
+    core.claim("demo", "f", "k").await.expect(201);
+    // It is damaged again and again: each time it is loaded, and that it is not ready is told once a minute.
+    for user in ["g", "h", "i"] {
+        row.fault();
+        damaged_and_loaded(&core, user).await;
+    }
+    core.create("over", json!({})).await;
+    core.set_admin_state("over", "end").await.expect(200);
+    for (campaign, wanted) in [("demo", &DEMO[..]), ("over", &OVER[..])] {
+        eventually(2 * SOON, || async {
+            let told = told(&core, campaign);
+            holds(told.len() >= wanted.len(), || format!("{told:#?}"))
+        })
+        .await;
+        assert_eq!(told(&core, campaign), wanted);
+    }
+    let all = lines(&core);
+    let line = |message: &str| all.iter().find(|line| line["fields"]["message"] == message).unwrap();
+    let changed = &line("campaign changed")["fields"];
+    assert_eq!((&changed["who"], &changed["version"]), (&json!("admin"), &json!("1")), "{changed}");
+    assert_eq!(line("not ready")["level"], "WARN");
+    assert!(line("not ready")["fields"]["reason"].as_str().is_some_and(|why| !why.is_empty()), "it says why");
+    row.passed(DEMO.len() + OVER.len(), "each is told once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fails_again_and_again_is_told_once() {
+    only_on!(OWN, "what is logged does not depend on the servers");
+    let row = Row::begin("logs: a campaign that cannot be loaded");
+    let options = CoreOptions::default().with("CLAIMGATE_LOG_JSON", "true");
+    let fixture = Fixture::managed_with(options.with("RUST_LOG", "info,claimgate_core=debug")).await;
+    let core = &fixture.core;
+    core.create("demo", json!({"total": 2})).await;
+    let held = fixture.sql.hold().await;
+    row.fault();
+    core.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
+    core.claim("demo", "a", "k").await.refused(503, "campaign_not_ready");
+    let count =
+        |message: &str| lines(core).iter().filter(|line| line["fields"]["message"] == message).count();
+    eventually(4 * SOON, || async {
+        let tries = count("still not ready");
+        holds(tries >= 2, || format!("{tries} further tries\n{}", core.log()))
+    })
+    .await;
+    assert_eq!(count("cannot be made ready yet; trying again"), 1);
+    assert_eq!(count("not ready"), 1);
+    held.release().await;
+    eventually(SOON, || async {
+        let reply = core.claim("demo", "a", "k").await;
+        holds(reply.status == 201, || reply.text())
+    })
+    .await;
+    row.passed(1, "each reason is told once");
+}
+
+/// All that is logged, at the level at which most is, while what is secret goes to and fro and things go wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_secret_is_logged() {
+    only_on!(OWN, "it brings its own servers");
+    let row = Row::begin("logs: secrets");
+    let _turn = heavy().await;
+    let postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let redis = RedisServer::start().await;
+    let password = format!(">{REDIS_PASSWORD}");
+    let user = ["ACL", "SETUSER", "core", "on", &password, "~*", "&*", "+@all"];
+    redis.view().await.query::<String>(&user).await;
+    let redis_url = redis.url() + "?user=core&pass=" + REDIS_PASSWORD;
+    let database = postgres.database("claimgate").await;
+    let database =
+        database.replace("postgres://claimgate@", &format!("postgres://claimgate:{SQL_PASSWORD}@"));
+    let nowhere = format!("http://{}", free_address());
+    let options = CoreOptions::default()
+        .with("CLAIMGATE_DATABASE_URL", database)
+        .with("CLAIMGATE_REDIS_URL", redis_url)
+        .with("CLAIMGATE_WEBHOOK_HOSTS", &nowhere)
+        .with("RUST_LOG", "trace");
+    let core = options.start().await;
+    core.create("demo", json!({"total": 5})).await;
+    let webhook = json!({"url": format!("{nowhere}/")});
+    let webhook = core.admin(Method::POST, "/admin/v1/webhooks", &webhook).await.expect(201).json();
+    core.claim("demo", "alice", "k").await.expect(201);
+    // Callers who may not come in send what is not valid at all, or not here.
+    let of_alice = token(&core.data_file("user-jwt.key"), "alice");
+    for wrong in [WRONG_TOKEN, &of_alice, &core.data_file("edge.key")] {
+        let url = core.url("/internal/v1/claims");
+        client().call(Method::POST, &url, wrong, &claim_body("demo", "bob", "k", 1)).await.expect(401);
+    }
+    core.admin_get("/admin/v1/campaigns").await.expect(200);
+    row.fault();
+    signal_pid(redis.pid(), Signal::STOP);
+    core.claim("demo", "carol", "k").await.expect(503);
+    signal_pid(redis.pid(), Signal::CONT);
+    row.fault();
+    postgres.freeze();
+    eventually(SOON, || async {
+        let log = core.log();
+        holds(log.contains("does not answer") && log.contains("part=\"sql\""), || {
+            "nothing is told of SQL".to_owned()
+        })
+    })
+    .await;
+    postgres.thaw();
+    // Long enough for a delivery to fail, and to be told.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let log = core.log();
+    assert!(log.contains("TRACE") && log.len() > 10_000, "all of it is logged");
+    let secret = |name: &str, value: &str| {
+        assert!(value.len() >= 16, "{name} is too short to be found by its text: {value}");
+        let line = log.lines().find(|line| line.contains(value));
+        assert!(line.is_none(), "{name} is in the log: {}", line.unwrap());
+    };
+    secret("the admin's token", &core.admin_token());
+    secret("the back end's token", API_TOKEN);
+    secret("a wrong token", WRONG_TOKEN);
+    secret("a user's token", &of_alice);
+    secret("the key of users' tokens", &core.data_file("user-jwt.key"));
+    secret("the edge's key", core.data_file("edge.key").split(':').next_back().unwrap());
+    secret("the webhook's secret", webhook["secret"].as_str().unwrap());
+    secret("Redis' password", REDIS_PASSWORD);
+    secret("the database's password", SQL_PASSWORD);
+    row.passed(5, &format!("{} KB of log", log.len() / 1000));
+}
+
+const REDIS_PASSWORD: &str = "the-password-of-a-redis";
+const SQL_PASSWORD: &str = "the-password-of-a-database";
+const WRONG_TOKEN: &str = "a-token-that-is-not-valid-here-or-there";
