@@ -1,9 +1,18 @@
-//! What is in the outbox and was never written by any core.
+//! What is in the outbox and was never written by any core, and what two cores take off it.
 
-use redis::Value;
-use support::RedisView;
+use std::collections::BTreeSet;
+
+use claimgate_core::domain::event::OutboxEntry;
+use claimgate_core::store::redis::RedisStore;
+use claimgate_core::store::redis::keys::Keys;
+use redis::{Client, Value};
+use reqwest::Method;
+use serde_json::json;
 use support::checker::{Checker, Expect};
+use support::core_process::API_TOKEN;
 use support::inspect::key;
+use support::topology::ONE_SERVER;
+use support::{RedisView, claim_body, only_on};
 use support::{SOON, eventually, wait::holds};
 
 use crate::fixture::{Fixture, ROOMY};
@@ -76,4 +85,50 @@ async fn add(redis: &RedisView, fields: &[&str]) {
 
 async fn dead_letters(redis: &RedisView) -> u64 {
     redis.query(&["XLEN", &key("demo", "dead_letters")]).await
+}
+
+/// Two cores may have read the same entries: taking one off lowers the count of what waits for SQL once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_that_another_core_has_taken_off_is_not_counted_again() {
+    only_on!(ONE_SERVER, "core's own library, on one server");
+    let row = Row::begin("outbox entries taken off by two cores");
+    let mut fixture = Fixture::external().await;
+    let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
+    let _held = fixture.sql.hold().await;
+    for at in 0..4 {
+        checker.win(&fixture.core, at..at + 1).await;
+        let claims: Vec<_> = (0..8).map(|user| claim_body("demo", &format!("{at}-{user}"), "k", 1)).collect();
+        let url = fixture.core.url("/internal/v1/claims/batch");
+        let body = json!({ "claims": claims });
+        fixture.core.client().call(Method::POST, &url, API_TOKEN, &body).await.expect(200);
+    }
+    fixture.core.kill();
+
+    let client = Client::open(fixture.server().url()).unwrap();
+    let (store, keys) = (RedisStore::new(client, 1000), Keys::of(&"demo".parse().unwrap()));
+    let read = async || store.outbox_page(&keys, "0").await.unwrap().unwrap().0.entries;
+    let by_another: Vec<_> = read().await.into_iter().step_by(2).collect();
+    let mut late = read().await;
+    let sizes: BTreeSet<_> = late.iter().map(|entry| entry.events.len()).collect();
+    assert!(sizes.len() > 1 && events(&late) == 36, "{sizes:?}");
+    let mut session = store.session(keys.slot).await.unwrap();
+    row.fault();
+    let left = store.acknowledge(&mut session, &keys, &by_another).await.unwrap();
+    assert_eq!(left, 36 - events(&by_another));
+    // All but the last two, one of which the other has taken.
+    let two_left = late.split_off(late.len() - 2);
+    let waits = events(&two_left)
+        - events(by_another.iter().filter(|taken| two_left.iter().any(|entry| entry.id == taken.id)));
+    for _ in 0..2 {
+        assert_eq!(store.acknowledge(&mut session, &keys, &late).await.unwrap(), waits);
+    }
+    let redis = fixture.redis().await;
+    assert_eq!(redis.counter("demo", "backlog").await, waits);
+    assert_eq!(redis.outbox_entries("demo").await, 2, "the sentinel, and the one that waits");
+    row.passed(40, "each was counted once");
+}
+
+/// How many events these entries hold.
+fn events<'a>(entries: impl IntoIterator<Item = &'a OutboxEntry>) -> u64 {
+    entries.into_iter().map(|entry| entry.events.len() as u64).sum()
 }

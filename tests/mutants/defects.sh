@@ -9,7 +9,12 @@ defect ack_before_commit core/src/jobs/outbox_relay.rs \
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     'let relayed = self.relay_suspended(handle, suspended.epoch).await?;' 'let relayed = 0;'
 defect backlog_not_lowered lua/ack.lua \
-    "struct.unpack('>I6', state, at) - events" "struct.unpack('>I6', state, at)"
+    "struct.unpack('>I6', state, backlog_at) - events" "struct.unpack('>I6', state, backlog_at)"
+defect entries_of_others_counted lua/ack.lua \
+    "events = events + ARGV[at] * redis.call('XDEL', outbox_key, unpack(ARGV, at + 2, last))" \
+    "events = events + ARGV[at] * ARGV[at + 1]
+  redis.call('XDEL', outbox_key, unpack(ARGV, at + 2, last))" \
+    faults outbox::an_entry_that_another_core
 defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 

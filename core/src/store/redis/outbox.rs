@@ -1,14 +1,12 @@
 //! The outbox: the events that the scripts wrote for SQL, read back.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use claimgate_shared::{ClaimStatus, Timestamp};
 use redis::aio::MultiplexedConnection;
-use redis::streams::{
-    StreamId, StreamInfoConsumersReply, StreamInfoGroupsReply, StreamRangeReply, StreamReadOptions,
-    StreamReadReply,
-};
+use redis::streams::{StreamInfoConsumersReply, StreamInfoGroupsReply, StreamReadOptions};
 use redis::{AsyncCommands as _, Value};
 
 use super::keys::{Keys, RELAY_GROUP};
@@ -37,14 +35,17 @@ pub struct OutboxBatch {
     pub malformed: Vec<String>,
 }
 
+/// An entry as Redis sends it: its id, and its fields with their values. Not as a map, which costs more than what is in it.
+type Item = (String, Vec<(Vec<u8>, Vec<u8>)>);
+
 impl OutboxBatch {
-    fn of(ids: Vec<StreamId>) -> Self {
+    fn of(items: Vec<Item>) -> Self {
         let mut read = Self::default();
         // Ids that begin with 0 are sentinels: real ones begin with the time.
-        for item in ids.into_iter().filter(|item| !item.id.starts_with("0-")) {
+        for item in items.into_iter().filter(|(id, _)| !id.starts_with("0-")) {
             match entry(&item) {
                 Some(entry) => read.entries.push(entry),
-                None => read.malformed.push(item.id),
+                None => read.malformed.push(item.0),
             }
         }
         read
@@ -71,10 +72,10 @@ impl OutboxBatch {
     }
 }
 
-fn entry(item: &StreamId) -> Option<OutboxEntry> {
-    let field = |name: &str| match item.map.get(name) {
-        Some(Value::BulkString(bytes)) => Some(bytes.as_slice()),
-        _ => None,
+fn entry((id, fields): &Item) -> Option<OutboxEntry> {
+    let field = |wanted: &str| {
+        let found = fields.iter().find(|(name, _)| name == wanted.as_bytes());
+        found.map(|(_, value)| value.as_slice())
     };
     let head: &[u8; HEAD_BYTES] = field("head")?.try_into().ok()?;
     let [epoch, count, at, total, taken] =
@@ -84,7 +85,7 @@ fn entry(item: &StreamId) -> Option<OutboxEntry> {
     // Entries of before have none. A name is text; whatever else it were, the claim counts.
     let by = field("by").map(|name| String::from_utf8_lossy(name).into_owned());
     let trace = field("traceparent").and_then(|context| String::from_utf8(context.to_vec()).ok());
-    Some(OutboxEntry { id: item.id.clone(), epoch: Epoch::new(epoch), count, events, by, trace })
+    Some(OutboxEntry { id: id.clone(), epoch: Epoch::new(epoch), count, events, by, trace })
 }
 
 /// The events of an entry: space-separated users, and as many claims in the same order.
@@ -156,9 +157,10 @@ impl OutboxReader {
         loop {
             step::before("redis:outbox.new").await;
             let reply = self.connection.xread_options(&[keys.outbox.as_str()], &[">"], &options).await;
-            let reply: Option<StreamReadReply> = step::after(reply).map_err(RedisStoreError::of)?;
-            let stream = reply.and_then(|reply| reply.keys.into_iter().next());
-            let read = stream.map(|stream| OutboxBatch::of(stream.ids)).unwrap_or_default();
+            let streams: Option<Vec<(String, Vec<Item>)>> =
+                step::after(reply).map_err(RedisStoreError::of)?;
+            let items = streams.and_then(|streams| streams.into_iter().next()).map(|(_, items)| items);
+            let read = OutboxBatch::of(items.unwrap_or_default());
             let was_last = read.len() < READ_MAX;
             batch.entries.extend(read.entries);
             batch.malformed.extend(read.malformed);
@@ -198,8 +200,8 @@ impl OutboxReader {
         step::before("redis:outbox.delivered").await;
         // Behind the sentinel, whose id begins with 0.
         let reply = self.connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await;
-        let reply: StreamRangeReply = step::after(reply).map_err(RedisStoreError::of)?;
-        self.confirmed(OutboxBatch::of(reply.ids)).await
+        let items: Vec<Item> = step::after(reply).map_err(RedisStoreError::of)?;
+        self.confirmed(OutboxBatch::of(items)).await
     }
 
     /// What was read, once it can be lost no more: SQL must never know of what a promoted replica does not.
@@ -254,9 +256,13 @@ impl RedisStore {
         keys: &Keys,
         entries: &[OutboxEntry],
     ) -> Result<u64, RedisStoreError> {
-        let mut call = call_on(&scripts::ACK, keys);
+        let mut by_events: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
         for entry in entries {
-            call.arg(&entry.id).arg(entry.events.len());
+            by_events.entry(entry.events.len()).or_default().push(&entry.id);
+        }
+        let mut call = call_on(&scripts::ACK, keys);
+        for (events, ids) in by_events {
+            call.arg(events).arg(ids.len()).arg(ids);
         }
         Ok(replies::count(&self.run_on(session, "redis:ack", &call).await?)?)
     }
@@ -302,9 +308,9 @@ impl RedisStore {
     ) -> Result<Option<(OutboxBatch, String)>, RedisStoreError> {
         let mut command = redis::cmd("XRANGE");
         command.arg(&keys.outbox).arg(format!("({after}")).arg("+").arg("COUNT").arg(READ_MAX);
-        let page: StreamRangeReply = self.query("redis:outbox_page", keys.slot, &command).await?;
-        let last = page.ids.last().map(|item| item.id.clone());
-        Ok(last.map(|last| (OutboxBatch::of(page.ids), last)))
+        let page: Vec<Item> = self.query("redis:outbox_page", keys.slot, &command).await?;
+        let last = page.last().map(|(id, _)| id.clone());
+        Ok(last.map(|last| (OutboxBatch::of(page), last)))
     }
 
     /// The state of a campaign's outbox.
@@ -317,8 +323,8 @@ impl RedisStore {
         let mut first = redis::cmd("XRANGE");
         // Behind the sentinels, whose ids begin with 0.
         first.arg(&keys.outbox).arg("1").arg("+").arg("COUNT").arg(1);
-        let first: StreamRangeReply = self.query("redis:outbox_state.oldest", keys.slot, &first).await?;
-        let oldest = first.ids.first().and_then(|item| timestamp(item.id.split('-').next()?.parse().ok()?));
+        let first: Vec<Item> = self.query("redis:outbox_state.oldest", keys.slot, &first).await?;
+        let oldest = first.first().and_then(|(id, _)| timestamp(id.split('-').next()?.parse().ok()?));
         let dead_letters = self
             .query("redis:outbox_state.dead_letters", keys.slot, redis::cmd("XLEN").arg(&keys.dead_letters))
             .await?;
@@ -353,9 +359,8 @@ mod tests {
             [(vec![], None), (vec![("by", b"olga".to_vec()), ("later", vec![1])], Some("olga".to_owned()))]
         {
             let fields = fields.iter().cloned().chain(more);
-            let map = fields.map(|(name, bytes)| (name.to_owned(), Value::BulkString(bytes))).collect();
-            let item = StreamId { id: "1-0".to_owned(), map, ..StreamId::default() };
-            let read = entry(&item).unwrap();
+            let fields = fields.map(|(name, bytes)| (name.as_bytes().to_vec(), bytes)).collect();
+            let read = entry(&("1-0".to_owned(), fields)).unwrap();
             assert_eq!((read.events.len(), read.by), (1, by));
         }
     }
