@@ -141,7 +141,7 @@ function renderFigures() {
 	const known = refusals.by_reason.filter(({ per_s }) => per_s !== null);
 	const most = known.reduce((top, one) => (one.per_s > (top?.per_s ?? 0) ? one : top), null);
 	figure("refused", known.length || !refusals.by_reason.length ? rate(known.reduce((sum, { per_s }) => sum + per_s, 0)) : "–", most ? fill(said.mostly, { reason: reasonOf(most.code) }) : said.noneRefused);
-	figure("open", number(campaigns.listed.filter(({ state }) => state === "open").length), fill(said.ofCampaigns, campaigns));
+	figure("open", number(campaigns.open), fill(said.ofCampaigns, campaigns));
 	figure("outbox", number(outbox?.events), !outbox ? said.unknown : outbox.events ? fill(said.oldest, { age: age(outbox.oldest_age_ms) }) : said.emptyOutbox, outbox?.oldest_age_ms > 5000 ? "warn" : "");
 	const up = redis.nodes.filter(({ state }) => state === "up").length;
 	const total = redis.nodes.length;

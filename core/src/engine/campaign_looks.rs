@@ -146,6 +146,17 @@ impl CampaignLooks {
         all.into_iter().map(|handle| self.live(handle, now)).collect()
     }
 
+    /// How many of `campaigns` are open at `now`; one that was not looked at lately by its window alone.
+    pub fn open(&self, campaigns: &[Arc<CampaignHandle>], now: Timestamp) -> usize {
+        let is_open = |handle: &&Arc<CampaignHandle>| {
+            let campaign = handle.campaign();
+            let look = self.seen.get(&campaign.id).and_then(Seen::current).filter(|look| look.ready);
+            let remaining = look.and_then(|look| campaign.remaining(look.taken));
+            CampaignState::at(now, campaign.admin_state, campaign.window, remaining) == CampaignState::Open
+        };
+        campaigns.iter().filter(is_open).count()
+    }
+
     fn live(&self, handle: &CampaignHandle, now: Timestamp) -> LiveCampaign {
         let rules = handle.campaign();
         let seen = self.seen.get(&rules.id);

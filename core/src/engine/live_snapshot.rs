@@ -48,6 +48,8 @@ pub struct LiveSnapshot {
 pub struct LiveCampaigns {
     /// How many there are.
     pub total: usize,
+    /// Of these, how many are open; one that was not looked at lately by its window alone.
+    pub open: usize,
     /// Claims granted or held each second on all of them, through all cores; `null` until that is known.
     pub claims_per_s: Option<f64>,
     /// The busiest, at most 50.
@@ -152,6 +154,7 @@ impl Observer {
             at: now,
             campaigns: LiveCampaigns {
                 total: campaigns.len(),
+                open: self.looks.open(&campaigns, now),
                 claims_per_s: totals.claims_per_s,
                 listed: self.looks.listed(&campaigns, now),
             },

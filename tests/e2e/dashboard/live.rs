@@ -234,6 +234,7 @@ async fn while_redis_is_silent_all_else_is_told() {
         (&Value::Null, &Value::Null),
         "no number of before"
     );
+    assert_eq!(away["outbox"], Value::Null, "nor of the outbox");
     assert_eq!((&away["sql"]["state"], &away["audit"][0]["what"]), (&json!("up"), &json!("create")));
     let back =
         |snapshot: &Value| snapshot["redis"]["state"] == "up" && campaign(snapshot, "demo")["taken"] == 1;
@@ -294,6 +295,7 @@ async fn of_many_campaigns_the_busiest_are_told_of() {
     let mut watch = Watch::begin(&core, &core.admin_token()).await;
     let quiet = watch.until("all known", |snapshot| snapshot["campaigns"]["total"] == 61).await;
     assert_eq!(quiet["campaigns"]["listed"].as_array().unwrap().len(), 50);
+    assert_eq!(quiet["campaigns"]["open"], 61, "not of those listed alone");
     assert_eq!(*campaign(&quiet, "zz-busy"), Value::Null, "by name it would be the last");
     for user in 0..20 {
         core.claim("zz-busy", &format!("u{user}"), "k").await.expect(201);

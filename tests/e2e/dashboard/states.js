@@ -31,7 +31,7 @@
 	const replicated = { replicas_min: 1, primaries: [primary("10.0.0.1:6379", "10.0.1.1:6379"), primary("10.0.0.2:6379", "10.0.1.2:6379"), primary("10.0.0.3:6379", "10.0.1.3:6379", false)], orphans: [] };
 	const cluster = { state: "up", nodes: [node("10.0.0.1:6379"), node("10.0.0.2:6379"), node("10.0.0.3:6379")], replication: replicated };
 	const load = {
-		campaigns: { total: 7, claims_per_s: 3357.1, listed: campaigns },
+		campaigns: { total: 7, open: 3, claims_per_s: 3357.1, listed: campaigns },
 		refusals: { cores: 2, by_reason: [reason("sold_out", 184220, 5210.5), reason("user_daily_limit_reached", 20113, 402), reason("paused", 812, 0), reason("not_started", 96, 0), reason("not_ready", 3, 0)] },
 		outbox: { events: 356, oldest_age_ms: 84 },
 		redis: { ...cluster, replication: { ...replicated, primaries: replicated.primaries.map((one) => ({ ...one, replicas: one.replicas.map(({ replica }) => ({ replica, keeps_up: true })) })) } },
@@ -39,16 +39,16 @@
 		cores: [core("core-1 10.0.2.1:8080", { is_this: true }), core("core-2 10.0.2.2:8080", { decisions_per_s: 3011.9 })],
 		audit: [change(214, 20, "olga", "add", "coupon-2026"), change(213, 95, "olga", "resume", "launch-day"), change(212, 190, "olga", "pause", "launch-day"), change(211, 400, "shop", "return", "members"), change(210, 4000, "ada", "update", "spring"), change(209, 90000, "admin", "create", "spring"), change(208, 91000, "admin", "webhook_create", null), change(207, 99000, "admin", "end", "winter")],
 	};
-	const quiet = { campaigns: { total: 0, claims_per_s: 0, listed: [] }, refusals: { cores: 1, by_reason: [] }, outbox: { events: 0, oldest_age_ms: 0 }, redis: { state: "up", nodes: [node("/srv/claimgate/data/redis.sock")], replication: { replicas_min: 0, primaries: [], orphans: [] } }, sql: { kind: "SQLite", state: "up" }, cores: [core("host 127.0.0.1:8080", { is_this: true, decisions_per_s: 0 })], audit: [] };
+	const quiet = { campaigns: { total: 0, open: 0, claims_per_s: 0, listed: [] }, refusals: { cores: 1, by_reason: [] }, outbox: { events: 0, oldest_age_ms: 0 }, redis: { state: "up", nodes: [node("/srv/claimgate/data/redis.sock")], replication: { replicas_min: 0, primaries: [], orphans: [] } }, sql: { kind: "SQLite", state: "up" }, cores: [core("host 127.0.0.1:8080", { is_this: true, decisions_per_s: 0 })], audit: [] };
 	const away = (one) => ({ ...one, ready: false, remaining: null, taken: null, claims_per_s: null, backlog: null });
 	const states = {
 		load,
 		empty: quiet,
-		"sold-out": { ...load, campaigns: { total: 7, claims_per_s: 0, listed: soldOut }, outbox: { events: 0, oldest_age_ms: 0 } },
+		"sold-out": { ...load, campaigns: { total: 7, open: 1, claims_per_s: 0, listed: soldOut }, outbox: { events: 0, oldest_age_ms: 0 } },
 		"node-down": { ...load, campaigns: { ...load.campaigns, claims_per_s: 515.6, listed: campaigns.map((one, place) => (place % 3 ? one : away(one))) }, redis: { ...cluster, nodes: [node("10.0.0.1:6379", "down"), node("10.0.0.2:6379"), node("10.0.0.3:6379")] } },
 		"sql-down": { ...load, outbox: { events: 81204, oldest_age_ms: 48210 }, sql: { kind: "PostgreSQL", state: "down" }, cores: load.cores.slice(0, 1), refusals: { ...load.refusals, cores: 1 }, audit: null },
-		"redis-down": { ...load, campaigns: { total: 7, claims_per_s: null, listed: campaigns.map(away) }, outbox: null, redis: { state: "down", nodes: [node("/srv/claimgate/data/redis.sock", "down")], replication: null } },
-		large: { ...load, campaigns: { total: 10000, claims_per_s: 123456.7, listed: [large, ...campaigns] } },
+		"redis-down": { ...load, campaigns: { total: 7, open: 3, claims_per_s: null, listed: campaigns.map(away) }, outbox: null, redis: { state: "down", nodes: [node("/srv/claimgate/data/redis.sock", "down")], replication: null } },
+		large: { ...load, campaigns: { total: 10000, open: 8214, claims_per_s: 123456.7, listed: [large, ...campaigns] } },
 		lost: load,
 		"ask-end": load,
 		"ask-add": load,
