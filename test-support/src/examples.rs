@@ -143,7 +143,8 @@ fn blocks(text: &str) -> Vec<Example> {
     found
 }
 
-/// Where a reader of the documents sits: a shell in a directory with `data` and `target/release/claimgate`.
+/// Where a reader of the documents sits: a shell in a directory with `data`, `target/debug/claimgate` and
+/// `target/release/claimgate`.
 #[derive(Debug)]
 pub struct Desk {
     directory: PathBuf,
@@ -186,9 +187,11 @@ impl Said {
 impl Desk {
     /// In `directory`.
     pub fn at(directory: &Path) -> Self {
-        let programs = directory.join("target/release");
-        fs::create_dir_all(&programs).expect("a directory");
-        let _ = std::os::unix::fs::symlink(binary::claimgate(), programs.join("claimgate"));
+        let programs = directory.join("target/debug");
+        for build in [&programs, &directory.join("target/release")] {
+            fs::create_dir_all(build).expect("a directory");
+            let _ = std::os::unix::fs::symlink(binary::claimgate(), build.join("claimgate"));
+        }
         let path = std::env::var("PATH").unwrap_or_default();
         let environment = vec![("PATH".to_owned(), format!("{}:{path}", programs.display()))];
         Self { directory: directory.to_owned(), environment, replaced: vec![] }

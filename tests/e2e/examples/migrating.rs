@@ -34,16 +34,16 @@ async fn a_running_sale_is_moved_by_what_is_shown() {
     let _ = desk.run(&format!("{psql}orders.sql")).await.ended(0);
 
     let mut moving = Examples::of("docs/migrating.md");
-    let _ = desk.run(&moving.next("target/release/claimgate campaign create tickets")).await.ended(0);
+    let _ = desk.run(&moving.next("target/debug/claimgate campaign create tickets")).await.ended(0);
     desk.write("export.sql", moving.next(r"\copy (SELECT"));
     let _ = desk.run(&format!("{psql}export.sql")).await.ended(0);
     let sums = desk.run(&moving.next("awk")).await.ended(0);
     assert_eq!(sums.out, "3 3\n");
-    let import = moving.next("target/release/claimgate campaign import tickets claims.csv");
+    let import = moving.next("target/debug/claimgate campaign import tickets claims.csv");
     let _ = desk.run(&import).await.ended(0).said("3 claims imported, 0 were there already");
-    let compare = moving.next("target/release/claimgate campaign show tickets");
+    let compare = moving.next("target/debug/claimgate campaign show tickets");
     let _ = desk.run(&compare).await.ended(0).said("3 / 1000").said("agree");
-    let _ = desk.run(&moving.next("target/release/claimgate campaign resume tickets")).await.ended(0);
+    let _ = desk.run(&moving.next("target/debug/claimgate campaign resume tickets")).await.ended(0);
     // Who asks again by an order's number meets the claim of before.
     core.claim("tickets", "alice", "order-1").await.expect(200);
     core.claim("tickets", "erin", "order-6").await.expect(201);
@@ -52,7 +52,7 @@ async fn a_running_sale_is_moved_by_what_is_shown() {
     core.create("counters", serde_json::json!({"total": 1000, "per_user": 3})).await;
     core.set_admin_state("counters", "pause").await.expect(200);
     desk.write("counters.csv", counters);
-    let import = "target/release/claimgate campaign import counters counters.csv";
+    let import = "target/debug/claimgate campaign import counters counters.csv";
     let _ = desk.run(import).await.ended(0).said("2 claims imported");
 
     let export = moving.next("curl -sH");

@@ -46,6 +46,17 @@ fn what_builds_and_tests_is_left_out() {
         Examples::of("tests/README.md"),
         &["cargo test", "CLAIMGATE_TEST_TOPOLOGY=cluster", "INTERLEAVING=\"…\""],
     );
+    let mut packages = Examples::of("docs/packages.md");
+    for start in [
+        "sudo apt install ./claimgate_VERSION",
+        "sudo apt install ./claimgate-edge_VERSION",
+        "docker load",
+        "docker load",
+        "kubectl create secret",
+    ] {
+        packages.left_out(start, "tests/packages.sh installs and runs the packages; Docker and Kubernetes are not there");
+    }
+    packages.end();
     let mut architecture = Examples::of("ARCHITECTURE.md");
     architecture.left_out(" browser", "a drawing");
     architecture.left_out("cli, http, jobs", "a drawing");

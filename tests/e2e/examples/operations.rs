@@ -16,25 +16,25 @@ async fn operators_commands_do_what_they_are_shown_for() {
     core.set_admin_state("tickets", "pause").await.expect(200);
     let desk = Desk::of(&core).replacing("CAMPAIGN", "tickets");
     let mut operations = Examples::of("docs/operations.md");
-    let _ = desk.run(&operations.next("target/release/claimgate doctor")).await.ended(0);
+    let _ = desk.run(&operations.next("target/debug/claimgate doctor")).await.ended(0);
     desk.write("claims.csv", operations.next("user_id,quantity"));
     let _ = desk
-        .run(&operations.next("target/release/claimgate campaign import"))
+        .run(&operations.next("target/debug/claimgate campaign import"))
         .await
         .ended(0)
         .said("1 claims imported");
-    let audits = desk.run_each(&operations.next("target/release/claimgate audit")).await;
+    let audits = desk.run_each(&operations.next("target/debug/claimgate audit")).await;
     for audit in audits {
         let _ = audit.ended(0).said("import");
     }
-    let reconcile = operations.next("target/release/claimgate reconcile");
+    let reconcile = operations.next("target/debug/claimgate reconcile");
     eventually(SOON, || async {
         let said = desk.run(&reconcile).await;
         holds(said.status == 0, || format!("{said:?}"))
     })
     .await;
     operations.left_out(
-        "target/release/claimgate drop-foreign",
+        "target/debug/claimgate drop-foreign",
         "faults::registers runs it, with another database's campaign, and waits 30 s",
     );
     for start in [
@@ -60,7 +60,7 @@ async fn a_live_campaign_is_looked_at_as_shown() {
     core.sql().until("demo", 1).await;
     let desk = Desk::of(&core);
     let mut layout = Examples::of("docs/redis-layout.md");
-    let show = layout.next("target/release/claimgate campaign show demo");
+    let show = layout.next("target/debug/claimgate campaign show demo");
     eventually(SOON, || async {
         let said = desk.run(&show).await;
         holds(said.status == 0 && said.out.contains("1 / 10"), || format!("{said:?}"))

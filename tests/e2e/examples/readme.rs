@@ -24,9 +24,9 @@ fn what_the_readme_shows_is_what_happens() {
             "it installs and builds; e2e::up_cluster runs the script behind it, `make bare` all of it",
         );
         readme.left_out("make test\n", "it runs this");
-        first_claims(desk.run_each(&readme.next("target/release/claimgate campaign create")).await);
+        first_claims(desk.run_each(&readme.next("target/debug/claimgate campaign create")).await);
         over_http(&desk, &readme.next("curl -sH")).await;
-        let _ = desk.run(&readme.next("target/release/claimgate drill")).await.ended(0).said("passed");
+        let _ = desk.run(&readme.next("target/debug/claimgate drill")).await.ended(0).said("passed");
         readme.end();
     });
 }
@@ -72,12 +72,12 @@ fn the_drill_passes_and_fails_as_it_is_shown() {
         let desk = desk(&world);
         let mut drill = Examples::of("docs/drill.md");
         let _ = desk
-            .run(&drill.next("target/release/claimgate drill http://127.0.0.1:8787"))
+            .run(&drill.next("target/debug/claimgate drill http://127.0.0.1:8787"))
             .await
             .ended(0)
             .said("passed");
         let _ = desk
-            .run(&drill.next("target/release/claimgate drill http://127.0.0.1:8080"))
+            .run(&drill.next("target/debug/claimgate drill http://127.0.0.1:8080"))
             .await
             .ended(1)
             .said("FAILED");
