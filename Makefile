@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-worker
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-core-for-tests build-worker
 
 # Tests wait more than they work: two at a time on each processor.
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
@@ -28,13 +28,15 @@ up up-workerd up-cluster:
 
 test: ## every test, the edge in a real Worker runtime and the page in a real browser included
 	@$(SETUP)
-	@$(MAKE) --no-print-directory -j2 build-core build-worker
+	@$(MAKE) --no-print-directory -j2 build-core-for-tests build-worker
 	@cargo test --workspace --no-fail-fast
 	@scripts/topologies.sh tenth
 
-# One core for `make up` and `make test`, built once: neither needs the quickest.
+# `make up` waits for the compiler, the tests wait for core: both in target/debug, as the profiles dev and test make it.
 build-core:
 	@cargo build --bin claimgate
+build-core-for-tests:
+	@cargo build --profile test --bin claimgate
 build-worker:
 	@scripts/build-worker.sh
 

@@ -21,8 +21,9 @@ fn the_edge_core_and_the_caller_know_a_request_by_the_same_id() {
             let id = format!("request=\"{}\"", reply.header("x-request-id"));
             eventually(SOON, || async {
                 let log = world.core.log();
-                let line = log.lines().find(|line| line.contains(&id) && line.contains("answered"));
-                holds(line.is_some_and(|line| line.contains(said)), || format!("{id} {said}\n{log}"))
+                // The edge asks for the campaign by the same id.
+                let is_told = |line: &str| [&*id, "answered", said].iter().all(|part| line.contains(part));
+                holds(log.lines().any(is_told), || format!("{id} {said}\n{log}"))
             })
             .await;
         }

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::json;
@@ -17,12 +18,15 @@ use support::topology::OWN;
 use support::wait::holds;
 use support::{Core, CoreOptions, RedisView, SOON, binary, eventually, heavy, only_on};
 use tempfile::TempDir;
+use tokio::time::sleep;
 
 use crate::replicas::{has_members, waiting_for_one};
 use crate::tally::Row;
 
 /// Events that may wait for SQL.
 const OUTBOX_MAX: usize = 10;
+/// How long Redis is silent, so that a decision is slow and made all the same.
+const SLOW: Duration = Duration::from_millis(700);
 const RULES: &str = include_str!("../../ops/prometheus/claimgate.rules.yml");
 
 /// A Prometheus that looks at cores each half second.
@@ -223,9 +227,19 @@ async fn of_a_core_with_a_database_of_its_own() {
 
     // Slow, and decided all the same.
     row.fault();
-    let redis = core.redis().await;
-    redis.query::<String>(&["CLIENT", "PAUSE", "800", "WRITE"]).await;
-    core.claim("demo", "slow", "k").await.expect(201);
+    eventually(SOON, || async {
+        let prompt = core.claim("demo", "prompt", "k").await;
+        holds(prompt.status < 300, || prompt.text())?;
+        signal_pid(server, Signal::STOP);
+        let goes_on = async {
+            sleep(SLOW).await;
+            signal_pid(server, Signal::CONT);
+        };
+        let (slow, ()) = tokio::join!(core.claim("demo", "slow", "k"), goes_on);
+        // On a busy machine it may be too late for an answer.
+        holds(slow.status < 300, || slow.text())
+    })
+    .await;
     watch.fires("ClaimgateSlowDecisions").await;
 
     without_sql(&row, &postgres, &core, &watch).await;

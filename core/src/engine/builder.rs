@@ -1,15 +1,15 @@
 //! The engine, and the one way to put it together.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Client, RedisError};
 
 use super::batcher::ClaimBatcher;
+use super::busiest::Busiest;
 use super::feed_watch::FeedWatch;
 use super::health::Health;
 use super::live::Live;
-use super::measures::Measures;
 use super::recovery::Recovery;
 use super::registry::CampaignRegistry;
 use super::sync::CampaignSync;
@@ -32,8 +32,8 @@ pub struct Engine {
     pub batcher: ClaimBatcher,
     /// Whether both stores answer.
     pub health: Arc<Health>,
-    /// What metrics tell of campaigns and servers.
-    pub(super) measures: Arc<Measures>,
+    /// Which campaigns metrics name.
+    pub(super) busiest: Arc<Mutex<Busiest>>,
     /// Waits for the feed to go on.
     pub feed_watch: Arc<FeedWatch>,
     /// Snapshots for those who watch.
@@ -87,7 +87,7 @@ impl Engine {
             recovery: Arc::clone(&self.recovery),
             sync,
             health: Arc::clone(&self.health),
-            measures: Arc::clone(&self.measures),
+            busiest: Arc::clone(&self.busiest),
             feed_watch: Arc::clone(&self.feed_watch),
             live: Arc::clone(&self.live),
             webhook_sender: self.webhook_sender.clone(),
@@ -136,7 +136,7 @@ impl Builder {
             recovery,
             sync,
             health: Arc::default(),
-            measures: Arc::default(),
+            busiest: Arc::default(),
             feed_watch,
             live: Arc::default(),
             webhook_sender: self.webhook_sender,

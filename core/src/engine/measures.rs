@@ -1,21 +1,16 @@
 //! What metrics tell of campaigns and of Redis' primaries: as they are when they are asked for, since both come and go.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use super::Engine;
-use super::busiest::Busiest;
 use crate::metrics;
 use crate::store::redis::NodeState;
-
-/// What is kept from one time that metrics are asked for to the next.
-#[derive(Debug, Default)]
-pub struct Measures(Mutex<Busiest>);
 
 impl Engine {
     /// The state of campaigns and Redis' primaries, as Prometheus' text.
     pub fn measures(&self) -> String {
         let campaigns = self.registry.all();
-        let lines = self.measures.0.lock().unwrap_or_else(PoisonError::into_inner).look(&campaigns);
+        let lines = self.busiest.lock().unwrap_or_else(PoisonError::into_inner).look(&campaigns);
         metrics::now(|| {
             for line in &lines {
                 metrics::campaign(&line.name, line.answered, line.backlog);

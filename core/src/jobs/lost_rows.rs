@@ -17,7 +17,7 @@ use crate::metrics;
 use crate::store::redis::survey::Look;
 use crate::store::sql::SqlError;
 
-/// After how long the campaigns are compared that could not be, since Redis did not answer.
+/// After how long the campaigns are compared that could not be.
 const RETRY: Duration = Duration::from_secs(10);
 /// Campaigns that Redis is asked for at once.
 const AT_ONCE: usize = 50;
@@ -41,27 +41,29 @@ pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>)
     }
 }
 
-/// Compares `campaigns`; returns those that Redis did not answer for.
-async fn compare_all(engine: &Engine, campaigns: Vec<Arc<CampaignHandle>>) -> Vec<Arc<CampaignHandle>> {
+/// Compares `campaigns`; returns those that could not be compared, since Redis or SQL did not answer.
+async fn compare_all(engine: &Engine, mut campaigns: Vec<Arc<CampaignHandle>>) -> Vec<Arc<CampaignHandle>> {
     let mut left = Vec::new();
-    for some in campaigns.chunks(AT_ONCE) {
-        match compare(engine, some).await {
-            Ok(unanswered) => left.extend(unanswered),
-            Err(error) => {
-                // When it is back, all are compared again.
-                tracing::warn!(%error, "could not look for rows that SQL may have lost");
-                return Vec::new();
-            }
+    while !campaigns.is_empty() {
+        let some = campaigns.drain(..AT_ONCE.min(campaigns.len())).collect();
+        let uncompared = compare(engine, some).await;
+        left.extend(uncompared.left);
+        if let Some(error) = uncompared.error {
+            tracing::warn!(%error, "cannot look for rows that SQL may have lost yet");
+            left.append(&mut campaigns);
         }
     }
     left
 }
 
-/// Compares campaigns; returns those that Redis did not answer for.
-async fn compare(
-    engine: &Engine,
-    campaigns: &[Arc<CampaignHandle>],
-) -> Result<Vec<Arc<CampaignHandle>>, SqlError> {
+/// What is left of campaigns that were to be compared.
+struct Uncompared {
+    left: Vec<Arc<CampaignHandle>>,
+    /// Why SQL was asked for no more of them.
+    error: Option<SqlError>,
+}
+
+async fn compare(engine: &Engine, mut campaigns: Vec<Arc<CampaignHandle>>) -> Uncompared {
     let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
     let targets: Vec<_> =
         campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
@@ -69,18 +71,23 @@ async fn compare(
         Ok(looks) => looks,
         Err(error) => {
             tracing::debug!(%error, "campaigns are not compared with SQL yet");
-            return Ok(campaigns.to_vec());
+            return Uncompared { left: campaigns, error: None };
         }
     };
     let mut left = Vec::new();
-    for (handle, look) in campaigns.iter().zip(looks) {
+    for (at, look) in looks.into_iter().enumerate() {
         match look {
-            Some(look) if look.ready => compare_one(engine, &handle.campaign().id, &look).await?,
+            Some(look) if look.ready => {
+                if let Err(error) = compare_one(engine, &campaigns[at].campaign().id, &look).await {
+                    left.extend(campaigns.drain(at..));
+                    return Uncompared { left, error: Some(error) };
+                }
+            }
             Some(_) => {}
-            None => left.push(Arc::clone(handle)),
+            None => left.push(Arc::clone(&campaigns[at])),
         }
     }
-    Ok(left)
+    Uncompared { left, error: None }
 }
 
 async fn compare_one(engine: &Engine, id: &CampaignId, look: &Look) -> Result<(), SqlError> {

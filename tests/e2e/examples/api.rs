@@ -10,6 +10,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, eventually};
 
 use super::alike;
+use crate::dashboard::Watch;
 use crate::edge::run;
 
 /// The document's examples, in its order.
@@ -20,6 +21,7 @@ struct Shown {
     of_a_user: Value,
     create: Value,
     audit: Value,
+    live: String,
     changes: Value,
     webhook: Value,
     import: String,
@@ -40,6 +42,7 @@ impl Shown {
             of_a_user: json(api.next(r#"{"items":[{"id""#)),
             create: json(api.next(r#"{"id":"demo","name":"Demo","starts_at""#)),
             audit: json(api.next(r#"{"items":[{"number""#)),
+            live: api.next("event: watcher"),
             changes: json(api.next(r#"{"items":[{"cursor""#)),
             webhook: json(api.next(r#"{"id":"wh_"#)),
             import: api.next("curl -sH"),
@@ -82,6 +85,7 @@ fn calls_and_answers_are_as_shown() {
         alike(&shown.problem, &refused, "problem");
         assert_eq!(shown.problem["type"], refused["type"]);
         audit_and_changes(core, &shown).await;
+        live(core, &shown.live).await;
         let to = json!({"url": shown.webhook["url"], "campaign_id": null});
         let made = core.admin(Method::POST, "/admin/v1/webhooks", &to).await.expect(201).json();
         let path = format!("/admin/v1/webhooks/{}", made["id"].as_str().unwrap());
@@ -93,6 +97,19 @@ fn calls_and_answers_are_as_shown() {
         let imported = desk.run(&shown.import).await.ended(0).json();
         assert_eq!(imported, json!({"imported": 2, "already": 0}));
     });
+}
+
+/// The first events, of which the document shortens most.
+async fn live(core: &Core, shown: &str) {
+    let mut watch = Watch::begin(core, &core.admin_token()).await;
+    for event in shown.trim().split("\n\n") {
+        let (name, data) = event.split_once('\n').unwrap();
+        let data = data.replace("{…}", "null").replace("[…]", "null");
+        let told: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+        let (event, real) = watch.next().await.unwrap();
+        assert_eq!(name, format!("event: {event}"));
+        alike(&told, &real, &event);
+    }
 }
 
 async fn audit_and_changes(core: &Core, shown: &Shown) {
