@@ -84,7 +84,8 @@ export class ClaimgateClient {
 				if (now !== user) {
 					if (user !== NO_USER) throw new ClaimgateError({ code: "user_changed", detail: "another user has signed in since" });
 					this.#settle(kept);
-					kept = keyOf(user = now, kept.key);
+					user = now;
+					kept = keyOf(user, kept.key);
 					unknown ||= kept.isOld;
 				}
 				return claimRequest(kept.key, tries === 1 && kept.isNew, quantity);

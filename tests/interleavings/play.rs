@@ -181,7 +181,6 @@ impl<'w> Play<'w> {
     /// The server becomes a replica and a primary again, with all that it has. All connections end, as they do with the
     /// server that a promoted one replaces.
     pub async fn promote(&self) {
-        self.told.promoted();
         let redis = &self.world.redis;
         redis.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
         redis.query::<()>(&["REPLICAOF", "NO", "ONE"]).await;

@@ -45,8 +45,6 @@ pub struct Inner {
     pub lost: BTreeSet<String>,
     /// Redis and SQL are of two histories: what Redis has granted may be revoked.
     pub forked: bool,
-    /// The server was promoted: a campaign may go on with what was loaded in an older epoch.
-    pub promoted: bool,
     /// What must not have been answered.
     pub wrong: Vec<String>,
 }
@@ -155,10 +153,6 @@ impl Told {
             404 | 409 | 503 => {}
             other => told.wrong.push(format!("a change of the rules was answered {other}: {}", reply.body)),
         }
-    }
-
-    pub fn promoted(&self) {
-        self.0.lock().unwrap().promoted = true;
     }
 
     pub fn lost(&self, ids: impl IntoIterator<Item = String>) {

@@ -23,7 +23,7 @@ impl Peer {
     pub async fn closes(&self) {
         let Some(stream) = &self.0 else { return pending().await };
         if let Ok(1..) = stream.peek(&mut [0]).await {
-            pending().await
+            pending::<()>().await;
         }
     }
 }

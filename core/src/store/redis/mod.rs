@@ -559,8 +559,8 @@ impl RedisStore {
         let asked_at = Instant::now();
         let replies = step::after(pipe.query_async(&mut session.connection).await);
         let ping = asked_at.elapsed();
-        let [pong, info]: [Result<Value, RedisError>; 2] = self.noted(replies, &session).await?;
-        self.noted(pong, &session).await?;
+        let [answer, info]: [Result<Value, RedisError>; 2] = self.noted(replies, &session).await?;
+        self.noted(answer, &session).await?;
         let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
         let memory = info.and_then(|info| Memory::of(&info));
         Ok(Vitals { ping, memory, barrier_age: session.barrier().age() })
