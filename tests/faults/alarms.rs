@@ -225,8 +225,20 @@ async fn of_a_core_with_a_database_of_its_own() {
     signal_pid(server, Signal::CONT);
     watch.is_silent("ClaimgateRedisDown").await;
 
-    // Slow, and decided all the same.
     row.fault();
+    decides_slowly(&core, server).await;
+    watch.fires("ClaimgateSlowDecisions").await;
+
+    without_sql(&row, &postgres, &core, &watch).await;
+
+    row.fault();
+    core.kill();
+    watch.fires("ClaimgateCoreDown").await;
+    row.passed(25, "each fired, and those whose fault went away fell silent");
+}
+
+/// Has a claim that is decided, and slowly: `server`, core's Redis, is silent for a while.
+async fn decides_slowly(core: &Core, server: u32) {
     eventually(SOON, || async {
         let prompt = core.claim("demo", "prompt", "k").await;
         holds(prompt.status < 300, || prompt.text())?;
@@ -240,14 +252,6 @@ async fn of_a_core_with_a_database_of_its_own() {
         holds(slow.status < 300, || slow.text())
     })
     .await;
-    watch.fires("ClaimgateSlowDecisions").await;
-
-    without_sql(&row, &postgres, &core, &watch).await;
-
-    row.fault();
-    core.kill();
-    watch.fires("ClaimgateCoreDown").await;
-    row.passed(25, "each fired, and those whose fault went away fell silent");
 }
 
 /// What goes wrong while SQL is away, and what is found when it is back.

@@ -47,10 +47,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub async fn serve(listener: TcpListener, router: Router, stop: watch::Receiver<bool>) {
     let server = server();
     accept(listener, stop, |stream, watcher| {
-        let (caller, routes) = (Peer::of(&stream), TowerToHyperService::new(router.clone()));
+        let (peer, axum) = (Peer::of(&stream), TowerToHyperService::new(router.clone()));
         let service = service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(caller.clone());
-            routes.call(request)
+            request.extensions_mut().insert(peer.clone());
+            axum.call(request)
         });
         tokio::spawn(connection(Arc::clone(&server), stream, service, watcher));
     })

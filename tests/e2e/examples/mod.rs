@@ -82,7 +82,9 @@ fn alike(told: &Value, real: &Value, place: &str) {
         }
         (Value::Array(items), Value::Array(there)) => {
             let first = there.first().unwrap_or_else(|| panic!("{place}: none in {real}"));
-            items.iter().for_each(|item| alike(item, first, place));
+            for item in items {
+                alike(item, first, place);
+            }
         }
         _ => {
             let is_alike = std::mem::discriminant(told) == std::mem::discriminant(real);
