@@ -339,6 +339,38 @@ async fn rows_that_sql_has_lost_are_told_of_once_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_sql_has_lost_are_told_of_though_the_first_look_failed() {
+    let row = Row::begin("SQL has lost rows: told of after a failure");
+    let mut fixture = match Fixture::on_postgres(true).await {
+        Ok(fixture) => fixture,
+        Err(why) => return row.skip(&why),
+    };
+    let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
+    checker.win(&fixture.core, 0..80).await;
+    fixture.relayed("demo").await;
+    fixture.sql.run("DELETE FROM claims WHERE campaign_id = 'demo' AND sequence > 70".to_owned()).await;
+    row.fault();
+    // SQL answers again, but not to this.
+    fixture.sql.run("ALTER TABLE claims RENAME TO claims_away".to_owned()).await;
+    fixture.postgres().stop_immediately().await;
+    fixture.postgres().start_again().await;
+    eventually(SOON, || async {
+        let log = fixture.core.log();
+        holds(log.contains("look for rows that SQL may have lost"), || log.clone())
+    })
+    .await;
+    assert_eq!(lost_events(&fixture.core).await, 0);
+    fixture.sql.run("ALTER TABLE claims_away RENAME TO claims".to_owned()).await;
+    eventually(SOON, || async {
+        let found = lost_events(&fixture.core).await;
+        holds(found == 10, || format!("{found} events\n{}", fixture.core.log()))
+    })
+    .await;
+    assert_eq!(repair(&fixture.core).await["agrees"], true);
+    fixture.judge(row, &checker, Expect::default()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_core_with_a_redis_of_its_own_is_refused() {
     only_on!(OWN, "each core has a Redis of its own");
     let row = Row::begin("two cores with a Redis of their own on one database");
