@@ -92,11 +92,11 @@ make_machine() {
     # Its package manager brings what the packages depend on and recommend; from the boot on there is no network.
     # shellcheck disable=SC2016 # for mmdebstrap's shell to expand
     make_debian_root "$root" --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,curl,procps \
-        --customize-hook="copy-in $(one_deb "$older") $(one_deb "$older" -edge) /root" \
-        --customize-hook='chroot "$1" sh -c "apt-get install -y --install-recommends /root/*.deb && rm /root/*.deb" >&2' \
+        --customize-hook="copy-in $(one_deb "$older") $(one_deb "$older" -edge) /srv" \
+        --customize-hook='chroot "$1" sh -c "apt-get install -y --install-recommends /srv/*.deb && rm /srv/*.deb" >&2' \
         >"$work/root.log" 2>&1 || { tail -n 20 "$work/root.log" >&2; die "no Debian with the packages"; }
-    cp "$(one_deb $packages)" "$root/root/core.deb"
-    cp "$(one_deb $packages -edge)" "$root/root/edge.deb"
+    cp "$(one_deb $packages)" "$root/srv/core.deb"
+    cp "$(one_deb $packages -edge)" "$root/srv/edge.deb"
     say "a Debian with claimgate $older_version"
 }
 
@@ -179,7 +179,7 @@ try_edge() {
 try_upgrade() {
     local core edge
     core=$(property claimgate MainPID) edge=$(property claimgate-edge MainPID)
-    expect "upgraded" install_in_machine /root/core.deb /root/edge.deb
+    expect "upgraded" install_in_machine /srv/core.deb /srv/edge.deb
     expect "core was restarted" [ "$(property claimgate MainPID)" != "$core" ]
     expect "and so was the edge" [ "$(property claimgate-edge MainPID)" != "$edge" ]
     expect "core is ready" within 30 is_ready
@@ -195,7 +195,7 @@ try_removal() {
     expect "removed: no process of it is left" [ -z "$(in_machine pgrep -f 'claimgate|redis-server unix' || true)" ]
     expect "the data stays" in_machine test -s /var/lib/claimgate/claimgate.sqlite
     expect "the settings stay" in_machine grep -qx CLAIMGATE_LOG_JSON=true /etc/claimgate/claimgate.env
-    expect "installed again" install_in_machine /root/core.deb
+    expect "installed again" install_in_machine /srv/core.deb
     expect "it starts by itself" within 30 is_ready
     expect "with its claims" has_same_claim
     said=$(in_machine apt-get purge -y claimgate claimgate-edge </dev/null 2>&1)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use crate::metrics;
-use crate::store::redis::NodeState;
+use crate::store::redis::nodes::NodeState;
 
 /// Whether Redis and SQL answered when last asked; both are down until they have been.
 #[derive(Debug, Default)]

@@ -12,7 +12,7 @@ use super::campaign_looks::{CampaignLooks, LiveCampaign};
 use super::cores::{CoreCounts, LiveCore, LiveRefusal, ThisCore};
 use super::replication::ReplicationView;
 use crate::clock;
-use crate::store::redis::NodeState;
+use crate::store::redis::nodes::NodeState;
 use crate::store::sql::{AuditEntry, CoreRow, SqlError};
 
 /// The longest that a snapshot waits for Redis: longer than a server that is silent.

@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 
 use super::Engine;
 use crate::metrics;
-use crate::store::redis::NodeState;
+use crate::store::redis::nodes::NodeState;
 
 impl Engine {
     /// The state of campaigns and Redis' primaries, as Prometheus' text.

@@ -8,6 +8,7 @@ pub mod keys;
 pub mod lease;
 pub mod loader;
 pub mod managed;
+pub mod nodes;
 pub mod outbox;
 pub mod primary;
 mod replicas;
@@ -21,7 +22,7 @@ pub mod survey;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
 use futures_util::future::join_all;
@@ -32,7 +33,7 @@ use self::calls::CampaignCall;
 use self::cluster::is_redirect;
 use self::connections::Connections;
 use self::keys::Keys;
-use self::primary::{NoPrimary, field};
+use self::primary::NoPrimary;
 use self::replies::{LeaseReply, Malformed, Ready};
 pub use self::server::Session;
 use self::slot::Slot;
@@ -140,51 +141,6 @@ enum ScanPlace {
     Users(u64),
     /// At this cursor of the claims that have moved out.
     Moved(u64),
-}
-
-/// A primary, and how it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeState {
-    /// Its host and port, or the path of its socket.
-    pub address: String,
-    /// How it is; `None` while it does not answer.
-    pub vitals: Option<Vitals>,
-}
-
-impl NodeState {
-    /// Whether it answers.
-    pub fn is_up(&self) -> bool {
-        self.vitals.is_some()
-    }
-}
-
-/// How a primary that answers is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Vitals {
-    /// How long it took to answer.
-    pub ping: Duration,
-    /// Its memory; `None` where core's user may not ask for it.
-    pub memory: Option<Memory>,
-    /// How long replicas have confirmed nothing of it though something waits for them; zero while nothing does.
-    pub barrier_age: Duration,
-}
-
-/// Memory of a primary, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
-    /// What it uses of its maximum: what replicas and the append-only file have yet to take does not count.
-    pub used: u64,
-    /// Its maximum; `None` when it has none.
-    pub max: Option<u64>,
-}
-
-impl Memory {
-    /// What `INFO memory` says; `None` if it does not.
-    fn of(info: &str) -> Option<Self> {
-        let number = |name| field(info, name).parse::<u64>().ok();
-        let used = number("used_memory:")?.saturating_sub(number("mem_not_counted_for_evict:").unwrap_or(0));
-        Some(Self { used, max: number("maxmemory:").filter(|max| *max > 0) })
-    }
 }
 
 /// Held claims, by Redis' own index.
@@ -530,40 +486,6 @@ impl RedisStore {
         let first = redis::cmd("SET").arg(keys::LAYOUT).arg(scripts::LAYOUT).arg("NX").to_owned();
         self.query::<Value>("redis:keep_layout", slot, &first).await?;
         self.query("redis:layout", slot, redis::cmd("GET").arg(keys::LAYOUT)).await
-    }
-
-    /// Which primaries answer; at least one does.
-    ///
-    /// # Errors
-    /// [`RedisStoreError::Unavailable`] when none answers.
-    pub async fn ping(&self) -> Result<Vec<NodeState>, RedisStoreError> {
-        let pings = self.connections.all().await?.into_iter().map(|(address, session)| async move {
-            let vitals = self.vitals(session).await;
-            (address, vitals)
-        });
-        let (mut nodes, mut answer) =
-            (Vec::new(), Err(NoPrimary::NotNamed("no node of the cluster has a slot".into()).into()));
-        for (address, vitals) in join_all(pings).await {
-            nodes.push(NodeState { address, vitals: vitals.as_ref().ok().copied() });
-            answer = answer.or(vitals.map(drop));
-        }
-        answer.map(|()| nodes)
-    }
-
-    /// How a primary is, asked in one round trip.
-    async fn vitals(&self, session: Result<Session, NoPrimary>) -> Result<Vitals, RedisStoreError> {
-        let mut session = session?;
-        let mut pipe = redis::pipe();
-        pipe.ignore_errors().cmd("PING").cmd("INFO").arg("memory");
-        step::before("redis:ping").await;
-        let asked_at = Instant::now();
-        let replies = step::after(pipe.query_async(&mut session.connection).await);
-        let ping = asked_at.elapsed();
-        let [answer, info]: [Result<Value, RedisError>; 2] = self.noted(replies, &session).await?;
-        self.noted(answer, &session).await?;
-        let info = info.ok().and_then(|info| redis::from_redis_value::<String>(info).ok());
-        let memory = info.and_then(|info| Memory::of(&info));
-        Ok(Vitals { ping, memory, barrier_age: session.barrier().age() })
     }
 
     async fn run(

@@ -183,12 +183,8 @@ impl SqlStore {
             };
             query.fetch_all(&self.pool).await
         };
-        let campaigns = rows("audit").await?;
-        let claims = rows("claim_audit").await?;
-        let webhooks = rows("webhook_audit").await?;
-        let entries = campaigns.iter().map(of_campaign);
-        let entries = entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook));
-        let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
+        let tables = [rows("audit").await?, rows("claim_audit").await?, rows("webhook_audit").await?];
+        let mut entries = entries_of(&tables)?;
         entries.sort_unstable_by_key(|entry| entry.number);
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         Ok(entries)
@@ -206,12 +202,8 @@ impl SqlStore {
             let query = sqlx::query(last_of(table)).bind(last).bind(i64::from(limit));
             query.fetch_all(&self.pool).await
         };
-        let campaigns = rows("audit").await?;
-        let claims = rows("claim_audit").await?;
-        let webhooks = rows("webhook_audit").await?;
-        let entries = campaigns.iter().map(of_campaign);
-        let entries = entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook));
-        let mut entries = entries.collect::<Result<Vec<_>, _>>()?;
+        let tables = [rows("audit").await?, rows("claim_audit").await?, rows("webhook_audit").await?];
+        let mut entries = entries_of(&tables)?;
         entries.sort_unstable_by_key(|entry| Reverse(entry.number));
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
         Ok(entries)
@@ -247,6 +239,12 @@ impl SqlStore {
         self.with_rows(WRITE_CLAIMS, &rows, rows.len()).execute(&mut **transaction).await?;
         Ok(())
     }
+}
+
+/// The entries of all three tables.
+fn entries_of([campaigns, claims, webhooks]: &[Vec<AnyRow>; 3]) -> Result<Vec<AuditEntry>, SqlError> {
+    let entries = campaigns.iter().map(of_campaign);
+    entries.chain(claims.iter().map(of_claim)).chain(webhooks.iter().map(of_webhook)).collect()
 }
 
 fn of_campaign(row: &AnyRow) -> Result<AuditEntry, SqlError> {
