@@ -11,13 +11,14 @@ use support::core_process::API_TOKEN;
 use support::follower::Follower;
 use support::inspect::key;
 use support::only_on;
+use support::postgres::Postgres;
 use support::process::command;
 use support::signing::claim_id;
 use support::sql::Sql;
 use support::storm::Seen;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, binary, eventually};
+use support::{Core, CoreOptions, RedisServer, SOON, binary, eventually};
 
 use crate::fixture::Fixture;
 use crate::tally::Row;
@@ -368,6 +369,65 @@ async fn rows_that_sql_has_lost_are_told_of_though_the_first_look_failed() {
     .await;
     assert_eq!(repair(&fixture.core).await["agrees"], true);
     fixture.judge(row, &checker, Expect::default()).await;
+}
+
+/// What SQL has of the outbox already counts twice in the first look, and hides what is lost; not in the next.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_that_sql_has_lost_are_told_of_though_others_are_relayed_in_the_first_look() {
+    only_on!(OWN, "it brings its own server");
+    let row = Row::begin("SQL has lost rows: told of after the outbox is empty");
+    let mut postgres = match Postgres::start().await {
+        Ok(postgres) => postgres,
+        Err(why) => return row.skip(&why),
+    };
+    let server = RedisServer::start().await;
+    let redis = server.view().await;
+    let user = ["ACL", "SETUSER", "core", "on", "nopass", "~*", "&*", "+@all"];
+    redis.query::<String>(&user).await;
+    let core = CoreOptions::default()
+        .with("CLAIMGATE_DATABASE_URL", postgres.database("claimgate").await)
+        .with("CLAIMGATE_REDIS_URL", server.url() + "?user=core&pass=any")
+        .with("RUST_LOG", "info,sqlx::query=debug")
+        .start()
+        .await;
+    core.create("demo", json!({"total": 100})).await;
+    let claimed = async |users: std::ops::Range<u32>| {
+        for user in users {
+            core.claim("demo", &format!("u{user}"), "k").await.expect(201);
+        }
+    };
+    claimed(0..5).await;
+    eventually(SOON, || async {
+        let entries = redis.outbox_entries("demo").await;
+        holds(entries == 1, || format!("{entries} entries with the sentinel"))
+    })
+    .await;
+    let sql = postgres.pool("claimgate");
+    let lost = sqlx::query("DELETE FROM claims WHERE sequence = 5").execute(&sql).await.unwrap();
+    assert_eq!(lost.rows_affected(), 1);
+    row.fault();
+    // What is relayed now stays in the outbox.
+    redis.query::<String>(&["ACL", "SETUSER", "core", "-xdel"]).await;
+    claimed(5..6).await;
+    eventually(SOON, || async {
+        let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM claims").fetch_one(&sql).await.unwrap();
+        holds(rows == 5, || format!("{rows} rows"))
+    })
+    .await;
+    let looks = || core.log().matches("THEN revision ELSE").count();
+    let before = looks();
+    row.fault();
+    postgres.stop_immediately().await;
+    postgres.start_again().await;
+    eventually(SOON, || async { holds(looks() > before, || "no look yet".to_owned()) }).await;
+    assert_eq!(lost_events(&core).await, 0, "hidden");
+    redis.query::<String>(&["ACL", "SETUSER", "core", "+xdel"]).await;
+    eventually(2 * SOON, || async {
+        let found = lost_events(&core).await;
+        holds(found == 1, || format!("{found} events\n{}", core.log()))
+    })
+    .await;
+    row.passed(6, "it is told of");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

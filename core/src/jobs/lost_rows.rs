@@ -1,8 +1,9 @@
 //! Detects that SQL has lost claims that it once had, as after a failover to a copy that lagged behind.
 //!
 //! Each time SQL has come back, every campaign's rows are summed up once and compared with what Redis has counted: each
-//! event raises one claim's revision by one, so the sums tell exactly how much is missing. So are those of a campaign that goes
-//! on as it was on a promoted server. Nothing is repaired here: rows may be missing because an operator has deleted them.
+//! event raises one claim's revision by one, so the sums tell how much is missing. Where that could be hidden by events on
+//! their way to SQL, the campaign is compared again when none is. So are those of a campaign that goes on as it was on a
+//! promoted server. Nothing is repaired here: rows may be missing because an operator has deleted them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,19 @@ const RETRY: Duration = Duration::from_secs(10);
 /// Campaigns that Redis is asked for at once.
 const AT_ONCE: usize = 50;
 
+/// A campaign to be compared.
+struct Due {
+    handle: Arc<CampaignHandle>,
+    /// Whether events on their way to SQL may have hidden a loss: it is compared again once none is.
+    was_busy: bool,
+}
+
+impl From<Arc<CampaignHandle>> for Due {
+    fn from(handle: Arc<CampaignHandle>) -> Self {
+        Self { handle, was_busy: false }
+    }
+}
+
 /// Compares all campaigns whenever `returns` changes, and each that was adopted.
 pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>) {
     let adopted = &engine.registry.notices().adopted;
@@ -29,11 +43,11 @@ pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>)
     loop {
         tokio::select! {
             returned = returns.changed() => match returned {
-                Ok(()) => left = engine.registry.all(),
+                Ok(()) => left = engine.registry.all().into_iter().map(Due::from).collect(),
                 Err(_) => return,
             },
             () = adopted.arrived() => {
-                left.extend(adopted.take().iter().filter_map(|id| engine.registry.get(id)));
+                left.extend(adopted.take().iter().filter_map(|id| engine.registry.get(id)).map(Due::from));
             }
             () = sleep(RETRY), if !left.is_empty() => {}
         }
@@ -41,14 +55,12 @@ pub(super) async fn look_for(engine: &Engine, mut returns: watch::Receiver<u64>)
     }
 }
 
-/// Compares `campaigns`; returns those that could not be compared, since Redis or SQL did not answer.
-async fn compare_all(engine: &Engine, mut campaigns: Vec<Arc<CampaignHandle>>) -> Vec<Arc<CampaignHandle>> {
+/// Compares `campaigns`; returns those that are to be compared again.
+async fn compare_all(engine: &Engine, mut campaigns: Vec<Due>) -> Vec<Due> {
     let mut left = Vec::new();
     while !campaigns.is_empty() {
         let some = campaigns.drain(..AT_ONCE.min(campaigns.len())).collect();
-        let uncompared = compare(engine, some).await;
-        left.extend(uncompared.left);
-        if let Some(error) = uncompared.error {
+        if let Err(error) = compare(engine, some, &mut left).await {
             tracing::warn!(%error, "cannot look for rows that SQL may have lost yet");
             left.append(&mut campaigns);
         }
@@ -56,41 +68,45 @@ async fn compare_all(engine: &Engine, mut campaigns: Vec<Arc<CampaignHandle>>) -
     left
 }
 
-/// What is left of campaigns that were to be compared.
-struct Uncompared {
-    left: Vec<Arc<CampaignHandle>>,
-    /// Why SQL was asked for no more of them.
-    error: Option<SqlError>,
-}
-
-async fn compare(engine: &Engine, mut campaigns: Vec<Arc<CampaignHandle>>) -> Uncompared {
-    let rules: Vec<_> = campaigns.iter().map(|handle| handle.campaign()).collect();
+/// Compares campaigns; adds those to `left` that are to be compared again.
+async fn compare(engine: &Engine, campaigns: Vec<Due>, left: &mut Vec<Due>) -> Result<(), SqlError> {
+    let rules: Vec<_> = campaigns.iter().map(|due| due.handle.campaign()).collect();
     let targets: Vec<_> =
-        campaigns.iter().zip(&rules).map(|(handle, campaign)| handle.target(campaign)).collect();
+        campaigns.iter().zip(&rules).map(|(due, campaign)| due.handle.target(campaign)).collect();
     let looks = match engine.sync.redis.survey(&targets).await {
         Ok(looks) => looks,
         Err(error) => {
             tracing::debug!(%error, "campaigns are not compared with SQL yet");
-            return Uncompared { left: campaigns, error: None };
+            left.extend(campaigns);
+            return Ok(());
         }
     };
-    let mut left = Vec::new();
-    for (at, look) in looks.into_iter().enumerate() {
+    let mut pairs = campaigns.into_iter().zip(looks);
+    while let Some((mut due, look)) = pairs.next() {
         match look {
-            Some(look) if look.ready => {
-                if let Err(error) = compare_one(engine, &campaigns[at].campaign().id, &look).await {
-                    left.extend(campaigns.drain(at..));
-                    return Uncompared { left, error: Some(error) };
+            Some(look) if look.ready && !(due.was_busy && look.backlog > 0) => {
+                match compare_one(engine, &due.handle.campaign().id, &look).await {
+                    Ok(0) if look.backlog > 0 => {
+                        due.was_busy = true;
+                        left.push(due);
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        left.push(due);
+                        left.extend(pairs.map(|(due, _)| due));
+                        return Err(error);
+                    }
                 }
             }
-            Some(_) => {}
-            None => left.push(Arc::clone(&campaigns[at])),
+            Some(look) if !look.ready => {}
+            _ => left.push(due),
         }
     }
-    Uncompared { left, error: None }
+    Ok(())
 }
 
-async fn compare_one(engine: &Engine, id: &CampaignId, look: &Look) -> Result<(), SqlError> {
+/// Compares one campaign; returns how many events SQL has lost at least. Of those that wait for it some may be there already.
+async fn compare_one(engine: &Engine, id: &CampaignId, look: &Look) -> Result<u64, SqlError> {
     // Asked after Redis, SQL can only have come further.
     let totals = engine.sync.sql.totals(id).await?;
     let lost = look.revisions.saturating_sub(look.backlog + totals.revisions);
@@ -98,5 +114,5 @@ async fn compare_one(engine: &Engine, id: &CampaignId, look: &Look) -> Result<()
         metrics::lost_events(lost);
         tracing::error!(campaign = %id, lost, "SQL has lost claims that Redis holds: run `claimgate reconcile {id} --repair`");
     }
-    Ok(())
+    Ok(lost)
 }
