@@ -16,6 +16,8 @@ const config :Workerd.Config = (
     (name = "core-6", worker = .bare),
     (name = "core-7", worker = .bare),
     (name = "core-8", worker = .bare),
+    # And to a collector of traces, of which it is not told.
+    (name = "collector", worker = .bare),
   ],
   sockets = [
     (name = "edge", http = (), service = "edge"),

@@ -84,6 +84,18 @@ fn plain_workerd_is_given_all_that_wrangler_has() {
     }
 }
 
+/// Workerd refuses to start where a binding leads to no service.
+#[test]
+fn the_benchmark_has_every_service_that_the_edge_is_bound_to() {
+    let (edge, benchmark) = (text("edge/workerd.capnp"), text("bench/workers.capnp"));
+    let bindings = edge.lines().filter_map(|line| line.split_once(", service = \"")?.1.split('"').next());
+    let services: BTreeSet<_> = bindings.collect();
+    assert!(services.contains("assets"), "none was found: {services:?}");
+    for service in services {
+        assert!(benchmark.contains(&format!("(name = \"{service}\", ")), "bench/workers.capnp lacks {service}");
+    }
+}
+
 fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
