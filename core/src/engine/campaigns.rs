@@ -61,7 +61,8 @@ impl Engine {
     pub async fn handle(&self, id: &CampaignId) -> Result<Arc<CampaignHandle>, EngineError> {
         match self.registry.get(id) {
             Some(handle) => Ok(handle),
-            None => Ok(self.registry.update(self.campaign(id).await?)),
+            // In a box: it would make every claim's future larger.
+            None => Ok(self.registry.update(Box::pin(self.campaign(id)).await?)),
         }
     }
 

@@ -25,8 +25,10 @@ impl Engine {
         let campaign = handle.campaign();
         match evicted_answers::evicted(&campaign)? {
             None => Ok(self.batcher.claim(&handle, request, attempt).await?),
+            // In a box: the statements would make every claim's future larger.
             Some(evicted) => {
-                let decided = evicted_answers::decide(&self.sync.sql, &campaign, evicted, request).await;
+                let decided =
+                    Box::pin(evicted_answers::decide(&self.sync.sql, &campaign, evicted, request)).await;
                 Ok(decided.map_err(BatcherError::from)?)
             }
         }

@@ -3,6 +3,7 @@
 mod admin;
 pub mod auth;
 mod dashboard;
+mod deadlines;
 mod error;
 mod extract;
 pub mod fast_path;
@@ -24,19 +25,19 @@ use hyper::Request;
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use self::deadlines::Deadlines;
 use self::peer::Peer;
 
 /// How long a request's head may take to come in.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest request head, in bytes, and the most headers in it.
+/// The largest request head, in bytes. Its headers are as many as hyper takes, 100.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-const HEADERS_MAX: usize = 64;
 /// How long connections may take to finish when core stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// After the kernel has no descriptor left for a connection.
@@ -45,7 +46,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Serves on the runtime of the caller until `stop` turns true, then lets requests in progress finish, for
 /// [`SHUTDOWN_GRACE`] at most. Each request comes with its [`Peer`].
 pub async fn serve(listener: TcpListener, router: Router, stop: watch::Receiver<bool>) {
-    let server = server();
+    let server = server(Deadlines::default());
     accept(listener, stop, |stream, watcher| {
         let (peer, axum) = (Peer::of(&stream), TowerToHyperService::new(router.clone()));
         let service = service_fn(move |mut request: Request<Incoming>| {
@@ -84,16 +85,15 @@ async fn accept(
     let _ = tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await;
 }
 
-/// What holds every connection to its limits.
-fn server() -> Arc<http1::Builder> {
+/// What holds every connection to its limits; `deadlines` are those of the thread, or runtime, that they are on.
+fn server(deadlines: Deadlines) -> Arc<http1::Builder> {
     let mut server = http1::Builder::new();
     server
         // A client that has closed its side after sending still has its claim decided.
         .half_close(true)
-        .timer(TokioTimer::new())
+        .timer(deadlines)
         .header_read_timeout(HEADER_READ_TIMEOUT)
-        .max_buf_size(HEAD_BYTES_MAX)
-        .max_headers(HEADERS_MAX);
+        .max_buf_size(HEAD_BYTES_MAX);
     Arc::new(server)
 }
 

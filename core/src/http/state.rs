@@ -8,6 +8,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit, Semaphore};
 
 use super::auth::Authenticator;
+use super::deadlines::Deadlines;
 use crate::credentials::Caller;
 use crate::engine::Engine;
 use crate::engine::health::Health;
@@ -22,6 +23,7 @@ pub struct AppState(Arc<Parts>);
 #[derive(Debug)]
 struct Parts {
     engine: Arc<Engine>,
+    deadlines: Deadlines,
     shared: Arc<Shared>,
 }
 
@@ -62,19 +64,24 @@ impl AppState {
             leaving: AtomicBool::new(false),
         });
         let engine = Arc::new(engine.for_callers(sql_callers_max(concurrency_max)));
-        Self(Arc::new(Parts { engine, shared }))
+        Self(Arc::new(Parts { engine, deadlines: Deadlines::default(), shared }))
     }
 
-    /// The state of another thread: the engine for that thread, all else the same.
+    /// The state of another thread: engine and deadlines for that thread, all else the same.
     #[must_use]
     pub fn for_thread(&self) -> Self {
         let engine = Arc::new(self.0.engine.for_thread());
-        Self(Arc::new(Parts { engine, shared: Arc::clone(&self.0.shared) }))
+        Self(Arc::new(Parts { engine, deadlines: Deadlines::default(), shared: Arc::clone(&self.0.shared) }))
     }
 
     /// The engine, for an authenticated caller: without one, no handler reaches it.
     pub(super) fn engine(&self, _caller: &Caller) -> &Arc<Engine> {
         &self.0.engine
+    }
+
+    /// The deadlines of those who wait on this thread.
+    pub(super) fn deadlines(&self) -> &Deadlines {
+        &self.0.deadlines
     }
 
     pub(super) fn health(&self) -> &Health {

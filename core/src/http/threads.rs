@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
@@ -34,6 +35,7 @@ pub struct Threads {
 #[derive(Debug)]
 struct Thread {
     runtime: Handle,
+    server: Arc<http1::Builder>,
     routes: Arc<InternalRoutes>,
     open: OpenConnections,
     ends: thread::JoinHandle<()>,
@@ -48,8 +50,10 @@ impl Threads {
         let (stop, stopped) = watch::channel(false);
         let start = |number| {
             let (ends, runtime) = spawn(format!("http-{number}"), stopped.clone())?;
-            let routes = Arc::new(InternalRoutes::new(state.for_thread()));
-            Ok(Thread { runtime, routes, open: OpenConnections::default(), ends })
+            let state = state.for_thread();
+            let server = server(state.deadlines().clone());
+            let routes = Arc::new(InternalRoutes::new(state));
+            Ok(Thread { runtime, server, routes, open: OpenConnections::default(), ends })
         };
         let threads = (0..count.max(1)).map(start).collect::<io::Result<_>>()?;
         Ok(Self { threads, stop })
@@ -58,11 +62,10 @@ impl Threads {
     /// Serves until `stop` turns true, then lets requests in progress finish, as [`super::serve`] does. Each connection
     /// goes to the thread that has the fewest.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, stop: watch::Receiver<bool>) {
-        let server = server();
         accept(listener, stop, |stream, watcher| {
             let Some(thread) = fewest(&self.threads, |thread| thread.open.count()) else { return };
             let Ok(stream) = stream.into_std() else { return };
-            let (server, open) = (Arc::clone(&server), thread.open.one_more());
+            let (server, open) = (Arc::clone(&thread.server), thread.open.one_more());
             let routes = Arc::clone(&thread.routes);
             let service = service_fn(move |request| {
                 let routes = Arc::clone(&routes);

@@ -1,5 +1,6 @@
 //! Claims, for the edge and for back ends.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -57,8 +58,8 @@ pub(super) async fn decide(
     request: &ClaimRequest,
     attempt: Attempt,
 ) -> Result<(StatusCode, ClaimReply), ApiError> {
-    let decided = state.engine(caller).claim(request, attempt);
-    let decision = tokio::time::timeout(DECISION_TIMEOUT, decided).await.map_err(|_| late())??;
+    let decided = pin!(state.engine(caller).claim(request, attempt));
+    let decision = state.deadlines().within(DECISION_TIMEOUT, decided).await.ok_or_else(late)??;
     let (remaining, version) = (decision.remaining, decision.version);
     let reply = |claim| ClaimReply { claim, remaining, version };
     match decision.outcome {
