@@ -92,7 +92,10 @@ fn the_benchmark_has_every_service_that_the_edge_is_bound_to() {
     let services: BTreeSet<_> = bindings.collect();
     assert!(services.contains("assets"), "none was found: {services:?}");
     for service in services {
-        assert!(benchmark.contains(&format!("(name = \"{service}\", ")), "bench/workers.capnp lacks {service}");
+        assert!(
+            benchmark.contains(&format!("(name = \"{service}\", ")),
+            "bench/workers.capnp lacks {service}"
+        );
     }
 }
 

@@ -34,11 +34,7 @@ struct Waiter {
 impl Deadlines {
     /// What `work` comes to within `limit`, or [`TICK`] more; `None` when it takes longer. It comes pinned, since moving it
     /// costs.
-    pub async fn within<T>(
-        &self,
-        limit: Duration,
-        mut work: Pin<&mut impl Future<Output = T>>,
-    ) -> Option<T> {
+    pub async fn within<T>(&self, limit: Duration, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut deadline = pin!(self.at(Instant::now() + limit));
         poll_fn(|context| match work.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
