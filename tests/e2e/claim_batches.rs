@@ -1,10 +1,14 @@
 //! Many claims in one request: each has the outcome that it would have had alone.
 
+use futures_util::future::{join_all, select_all};
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::client::client;
 use support::core_process::API_TOKEN;
 use support::signing::Signed;
-use support::{Core, Reply, claim_body};
+use support::{Core, CoreOptions, Reply, Sql, claim_body};
+
+use crate::on_postgres::on_postgres;
 
 const PATH: &str = "/internal/v1/claims/batch";
 
@@ -89,11 +93,62 @@ async fn batches_of_many_callers_give_out_the_total_and_no_more() {
         let core = &core;
         async move { outcomes(&send(core, &claims).await.expect(200)) }
     });
-    let all: Vec<_> = futures_util::future::join_all(batches).await.concat();
+    let all: Vec<_> = join_all(batches).await.concat();
     let granted = all.iter().filter(|(status, _)| *status == 201).count();
     let sold_out = all.iter().filter(|(_, code)| code == "sold_out").count();
     assert_eq!((all.len(), granted, sold_out), (1024, 700, 324));
     assert_eq!(core.sql().until("demo", 700).await.len(), 700);
+}
+
+/// Batches whose answers were lost with core are sent again: each claim counts once, whatever had become of it.
+async fn batches_sent_again_count_once(mut core: Core, sql: &Sql) {
+    const BATCHES: usize = 40;
+    const TOTAL: usize = 8_000;
+    core.create("demo", json!({"total": TOTAL})).await;
+    let batch = |number: usize| {
+        (0..256).map(|at| claim_body("demo", &format!("u{number}-{at}"), "k", 1)).collect::<Vec<_>>()
+    };
+    let client = client();
+    let calls: Vec<_> = (0..BATCHES)
+        .map(|number| {
+            let body = json!({"claims": batch(number)});
+            let request = client.request(Method::POST, &core.url(PATH)).bearer_auth(API_TOKEN).json(&body);
+            let client = client.clone();
+            tokio::spawn(async move { (number, client.send(request).await.ok()) })
+        })
+        .collect();
+    // At the first answer the others are on their way.
+    let (first, _, others) = select_all(calls).await;
+    core.kill();
+    let mut told: Vec<_> = join_all(others).await.into_iter().chain([first]).map(Result::unwrap).collect();
+    told.sort_by_key(|(number, _)| *number);
+    assert!(told.iter().any(|(_, told)| told.is_none()), "every batch was answered before the kill");
+    let core = core.restart().await;
+    let mut stand = 0;
+    for (number, told) in told {
+        let again = outcomes(&send(&core, &batch(number)).await.expect(200));
+        stand += again.iter().filter(|(status, _)| [200, 201].contains(status)).count();
+        let told = told.as_ref().map(outcomes).unwrap_or_default();
+        for (before, after) in told.iter().zip(&again) {
+            assert!(before.0 != 201 || after.0 == 200, "{before:?}, then {after:?}");
+        }
+    }
+    assert_eq!(stand, TOTAL);
+    assert_eq!(sql.until("demo", TOTAL).await.len(), TOTAL);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_sent_again_count_once_on_sqlite() {
+    let core = Core::start().await;
+    let sql = core.sql();
+    batches_sent_again_count_once(core, &sql).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_sent_again_count_once_on_postgresql() {
+    if let Some((core, sql, _postgres)) = on_postgres("batches on PostgreSQL", CoreOptions::default()).await {
+        batches_sent_again_count_once(core, &sql).await;
+    }
 }
 
 #[tokio::test]

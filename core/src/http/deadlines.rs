@@ -61,7 +61,7 @@ impl Deadlines {
         waiting.waiters.insert(Waiter { due, waker })
     }
 
-    /// Wakes who is due, at each tick, until nobody waits.
+    /// Has each waiter that is due polled, at intervals, while there are any.
     async fn watch(self) {
         loop {
             sleep(TICK).await;
