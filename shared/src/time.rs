@@ -10,6 +10,9 @@ use time::format_description::well_known::Rfc3339;
 /// The last instant that RFC 3339 can write: 9999-12-31T23:59:59.999Z.
 const LAST_MS: i64 = 253_402_300_799_999;
 
+/// The length of `2026-11-21T08:00:00.000Z`.
+const TEXT_BYTES: usize = 24;
+
 /// Milliseconds since 1970-01-01T00:00:00Z (the default), up to the end of the year 9999.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -40,12 +43,7 @@ impl Timestamp {
     pub fn saturating_add_ms(self, ms: i64) -> Self {
         Self(self.0.saturating_add(ms).clamp(0, LAST_MS))
     }
-}
 
-/// `2026-11-21T08:00:00.000Z`
-const TEXT_BYTES: usize = 24;
-
-impl Timestamp {
     /// As RFC 3339 has it, written into `text`. Not by `write!`: each refusal says when the campaign opens and each grant when
     /// it was made, and formatting seven numbers costs ten times as much.
     fn text(self, text: &mut [u8; TEXT_BYTES]) -> Option<&str> {
