@@ -52,6 +52,20 @@ async fn requests_that_are_no_http_of_ours() {
 }
 
 #[tokio::test]
+async fn a_head_of_a_hundred_headers_is_read_and_of_one_more_refused() {
+    let core = Core::start().await;
+    core.create("demo", json!({"total": 10})).await;
+    let request = claim_request(&claim_body("demo", "alice", "k", 1).to_string());
+    let known = request.split("\r\n\r\n").next().unwrap().lines().count() - 1;
+    for (headers, expected) in [(101, 431), (100, 201)] {
+        let fillers = "X-Filler: 1\r\n".repeat(headers - known);
+        let mut raw = Raw::connect(core.listen()).await;
+        raw.send(request.replacen("Host", &format!("{fillers}Host"), 1)).await;
+        assert_eq!(status(&raw.read_to_end().await), Some(expected), "{headers} headers");
+    }
+}
+
+#[tokio::test]
 async fn a_head_that_comes_too_slowly_is_given_up_while_others_are_served() {
     let core = Core::start().await;
     core.create("demo", json!({"total": 10})).await;
