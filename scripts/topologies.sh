@@ -38,7 +38,6 @@ run() { # TOPOLOGY SERVER BINARY [TEST ...]
     grep '^not on this topology: ' "$log" | sort || true
     if [ "${red:-1}" != 0 ]; then
         failed+=("$log")
-        grep -E '^    [a-z_:0-9]+$' "$log" | sort -u || tail -20 "$log"
     elif [ $# -gt 0 ] && [ "$passed" != $# ]; then
         failed+=("$log: $passed of the $# tests that are named were found")
     fi
@@ -70,7 +69,9 @@ all) everything ;;
 esac
 printf '%-9s %-7s %-7s %5s %8s %12s %7s\n' topology server binary run passed 'not on this' took
 printf '%s\n' "${table[@]}"
-if [ ${#failed[@]} -gt 0 ]; then
-    printf 'failed: %s\n' "${failed[@]}" >&2
-    exit 1
-fi
+# Which test, and what it said, at the very end: often the end of the output is all that is kept of it.
+for log in "${failed[@]}"; do
+    printf 'failed: %s\n' "$log"
+    if [ -f "$log" ]; then grep -A 3 "^thread '.*panicked at" "$log" || tail -20 "$log"; fi
+done >&2
+[ ${#failed[@]} -eq 0 ]

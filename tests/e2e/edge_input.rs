@@ -191,9 +191,11 @@ fn a_body_that_is_none_is_refused() {
         let claim = || world.request("POST", "/v1/campaigns/bodies/claims").bearer_auth(world.token("alice"));
         let typed = |kind: &str, body: &str| claim().header("Content-Type", kind).body(body.to_owned());
         let json = "application/json";
-        // wrangler's proxy says 500 now and then while it still takes in a body that the Worker has answered already.
-        let huge = if Runtime::asked() == Runtime::Wrangler { 1 << 16 } else { 1 << 20 };
-        for (what, request, code, problem) in [
+        // Not behind wrangler: its own proxy says 500 or hangs up, now and then, when the Worker has answered a body that
+        // has not all come yet.
+        let mebibyte = || ("huge", typed(json, &" ".repeat(1 << 20)), 413, "payload_too_large");
+        let huge = (Runtime::asked() != Runtime::Wrangler).then(mebibyte);
+        let small = [
             ("no body", claim(), 415, "unsupported_media_type"),
             ("empty", typed(json, ""), 400, "invalid_request"),
             ("no type", claim().body("{}"), 415, "unsupported_media_type"),
@@ -201,8 +203,8 @@ fn a_body_that_is_none_is_refused() {
             ("form", typed("application/x-www-form-urlencoded", "quantity=1"), 415, "unsupported_media_type"),
             ("gzip", typed(json, "{}").header("Content-Encoding", "gzip"), 415, "unsupported_media_type"),
             ("long", typed(json, &format!("{{}}{}", " ".repeat(4095))), 413, "payload_too_large"),
-            ("huge", typed(json, &" ".repeat(huge)), 413, "payload_too_large"),
-        ] {
+        ];
+        for (what, request, code, problem) in small.into_iter().chain(huge) {
             let refused = world.send(request).await;
             assert_eq!((refused.status, refused.code().as_str()), (code, problem), "{what}");
             assert_kept_from_core(world, &refused, what);
