@@ -35,7 +35,8 @@ pub enum Cut {
 #[derive(Debug, Clone)]
 struct Fault {
     cut: Cut,
-    mark: Vec<u8>,
+    /// All of them are in it.
+    marks: Vec<Vec<u8>>,
     in_reply: bool,
     left: usize,
 }
@@ -88,13 +89,15 @@ impl FaultProxy {
 
     /// Breaks the next `times` calls whose request contains `mark`.
     pub fn cut(&self, cut: Cut, mark: &str, times: usize) {
-        let fault = Fault { cut, mark: mark.as_bytes().to_vec(), in_reply: false, left: times };
+        let marks = vec![mark.as_bytes().to_vec()];
+        let fault = Fault { cut, marks, in_reply: false, left: times };
         *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
-    /// Holds back the next reply that contains `mark` for `delay`.
-    pub fn delay_reply(&self, mark: &str, delay: Duration) {
-        let fault = Fault { cut: Cut::Delay(delay), mark: mark.as_bytes().to_vec(), in_reply: true, left: 1 };
+    /// Holds back the next reply that contains all of `marks` for `delay`.
+    pub fn delay_reply(&self, marks: &[&str], delay: Duration) {
+        let marks = marks.iter().map(|mark| mark.as_bytes().to_vec()).collect();
+        let fault = Fault { cut: Cut::Delay(delay), marks, in_reply: true, left: 1 };
         *self.shared.fault.lock().expect("the fault") = Some(fault);
     }
 
@@ -159,7 +162,10 @@ impl Shared {
     fn caught(&self, bytes: &[u8], in_reply: bool) -> Option<Cut> {
         let mut fault = self.fault.lock().expect("the fault");
         let armed = fault.as_mut().filter(|fault| fault.left > 0 && fault.in_reply == in_reply)?;
-        bytes.windows(armed.mark.len()).position(|window| window == armed.mark)?;
+        let has = |mark: &Vec<u8>| bytes.windows(mark.len()).any(|window| window == mark);
+        if !armed.marks.iter().all(has) {
+            return None;
+        }
         armed.left -= 1;
         let cut = armed.cut;
         drop(fault);
