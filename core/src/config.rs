@@ -33,6 +33,9 @@ pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 pub const BATCH_MAX: usize = 256;
 /// The longest that core goes on serving when it is told to stop.
 const DRAIN_S_MAX: u64 = 300;
+/// Why none can be required of a Redis that core starts itself.
+pub const OWN_REDIS_HAS_NO_REPLICAS: &str =
+    "core's own Redis has no replicas; give CLAIMGATE_REDIS_URL the address of servers that have";
 /// The variables that name a file with a secret in it.
 pub const SECRET_FILES: [&str; 8] = [
     "CLAIMGATE_ADMIN_TOKENS_FILE",
@@ -265,10 +268,7 @@ fn redis_replicas(args: &ServeArgs, has_redis: bool) -> Result<u32, ConfigError>
     const VARIABLE: &str = "CLAIMGATE_REDIS_REPLICAS";
     let Some(text) = &args.redis_replicas else { return Ok(0) };
     match text.parse() {
-        Ok(replicas) if replicas > 0 && !has_redis => Err(wrong(
-            VARIABLE,
-            "core's own Redis has no replicas; give CLAIMGATE_REDIS_URL the address of servers that have",
-        )),
+        Ok(replicas) if replicas > 0 && !has_redis => Err(wrong(VARIABLE, OWN_REDIS_HAS_NO_REPLICAS)),
         Ok(replicas) => Ok(replicas),
         Err(_) => Err(wrong(VARIABLE, format!("must be a whole number, not '{text}'"))),
     }

@@ -134,6 +134,7 @@ fn engine(config: &Config, sql: SqlStore, redis: RedisAddress) -> anyhow::Result
         .archive_after(config.archive_after)
         .batch_max(config.batch_max)
         .webhook_sender(webhook_sender)
+        .redis_is_own(config.redis_address.is_none())
         .on(redis))
 }
 

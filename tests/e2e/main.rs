@@ -33,6 +33,7 @@ mod edge_drill;
 mod edge_future;
 mod edge_input;
 mod edge_keys;
+mod every_call;
 mod examples;
 mod fairness;
 mod fast_path;

@@ -145,7 +145,7 @@ async fn a_return_that_is_relayed_late() {
         fixture.proxy().mend();
         let id = wins(checker, fixture.other(), &format!("late-{}", number.get())).await;
         fixture.relayed("demo").await;
-        delay_what_the_relay_reads(&fixture);
+        delay_what_the_relay_reads(fixture);
         transition(&fixture.core, &id, "return").await.expect(200);
         id
     };

@@ -40,6 +40,8 @@ pub struct Engine {
     pub live: Arc<Live>,
     /// Sends events to webhooks.
     pub webhook_sender: WebhookSender,
+    /// Whether core starts its Redis itself, which then has no replicas.
+    pub(super) redis_is_own: bool,
 }
 
 /// How an engine is put together: the one wiring, for `serve`, benchmarks, the lab and tests.
@@ -51,6 +53,7 @@ pub struct Builder {
     archive_after: Duration,
     batch_max: usize,
     webhook_sender: WebhookSender,
+    redis_is_own: bool,
 }
 
 impl Engine {
@@ -62,6 +65,7 @@ impl Engine {
             archive_after: ARCHIVE_AFTER_DEFAULT,
             batch_max: BATCH_MAX,
             webhook_sender: WebhookSender::default(),
+            redis_is_own: false,
         }
     }
 
@@ -91,6 +95,7 @@ impl Engine {
             feed_watch: Arc::clone(&self.feed_watch),
             live: Arc::clone(&self.live),
             webhook_sender: self.webhook_sender.clone(),
+            redis_is_own: self.redis_is_own,
         }
     }
 }
@@ -114,6 +119,11 @@ impl Builder {
     /// Sends events to webhooks; without it there are none.
     pub fn webhook_sender(self, webhook_sender: WebhookSender) -> Self {
         Self { webhook_sender, ..self }
+    }
+
+    /// Whether core starts the Redis itself: no replica can be required of it then.
+    pub fn redis_is_own(self, redis_is_own: bool) -> Self {
+        Self { redis_is_own, ..self }
     }
 
     /// The engine on the Redis at `redis_url`. Connects with the first call, not here.
@@ -140,6 +150,7 @@ impl Builder {
             feed_watch,
             live: Arc::default(),
             webhook_sender: self.webhook_sender,
+            redis_is_own: self.redis_is_own,
         }
     }
 }

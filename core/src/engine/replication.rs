@@ -3,11 +3,12 @@
 //! Every core looks at every primary. Which of them may change a set is decided in SQL, by the set's version; so a core that
 //! is cut off with an old primary changes nothing, for none of that one's replicas keeps up.
 
-use claimgate_shared::Timestamp;
+use claimgate_shared::{Problem, Timestamp};
 use serde::Serialize;
 
 use super::{Engine, EngineError};
 use crate::clock;
+use crate::config::OWN_REDIS_HAS_NO_REPLICAS;
 use crate::domain::replica_set::{NotInSet, PrimaryView, ReplicaSet, Replication, SetChange};
 use crate::metrics;
 use crate::store::sql::By;
@@ -148,13 +149,17 @@ impl Engine {
     /// within a second.
     ///
     /// # Errors
-    /// When a store does not answer.
+    /// When any are required of core's own Redis, which has none, or a store does not answer.
     pub async fn set_replicas_min(
         &self,
         replicas_min: u32,
         who: &str,
         now: Timestamp,
     ) -> Result<(), EngineError> {
+        if self.redis_is_own && replicas_min > 0 {
+            let problem = Problem::invalid("replicas_min", OWN_REDIS_HAS_NO_REPLICAS);
+            return Err(EngineError::Invalid(problem));
+        }
         let before = self.sync.sql.replication().await?.unwrap_or_default();
         if before.replicas_min != replicas_min {
             self.sync.sql.set_replicas_min(&before, replicas_min, By { who, at: now }).await?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 
@@ -120,7 +121,9 @@ pub(super) async fn connect(
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         .set_response_timeout(Some(response_timeout));
-    client.get_multiplexed_async_connection_with_config(&config).await
+    // As a trait object: the driver's own type is so deep that callers' types come near rustc's limit of recursion.
+    let connection: BoxFuture<'_, _> = Box::pin(client.get_multiplexed_async_connection_with_config(&config));
+    connection.await
 }
 
 /// Whether a server is a node of a cluster.

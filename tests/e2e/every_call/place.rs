@@ -1,0 +1,119 @@
+//! Where a call is made: a campaign with a held claim and a webhook, all its own; and what can be seen of it.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use support::core_client::campaign;
+use support::wait::holds;
+use support::{Core, SOON, Sql, eventually};
+
+use crate::every_call::table::Call;
+
+/// What no two calls share.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub campaign: String,
+    held: String,
+    webhook: String,
+    receiver: String,
+}
+
+impl Place {
+    /// Makes the place `name` for `call`: 2 of 10 units are held by `holder`. A webhook, where it is about those, goes to
+    /// `receiver`.
+    pub async fn make(core: &Core, name: String, receiver: &str, call: &Call) -> Self {
+        let mut body = campaign(&name, json!({"total": 10, "per_user": 5, "per_claim": 5}));
+        body["hold_seconds"] = json!(3600);
+        core.create_with(body).await;
+        let held = core.claim_units(&name, "holder", "k", 2).await.expect(201).json();
+        if call.paused {
+            core.set_admin_state(&name, "pause").await.expect(200);
+        }
+        let mut place = Self {
+            campaign: name,
+            held: held["claim"]["id"].as_str().expect("an id").to_owned(),
+            webhook: String::new(),
+            receiver: receiver.to_owned(),
+        };
+        if call.template().contains("/webhooks/{id}") {
+            let body = place.webhook_body();
+            let made = core.admin(Method::POST, "/admin/v1/webhooks", &body).await.expect(201).json();
+            made["id"].as_str().expect("an id").clone_into(&mut place.webhook);
+        }
+        place
+    }
+
+    /// Removes its webhooks, of which there may be a hundred in all.
+    pub async fn leave(self, core: &Core) {
+        for webhook in self.webhooks(core).await {
+            let path = format!("/admin/v1/webhooks/{}", webhook["id"].as_str().expect("an id"));
+            core.admin(Method::DELETE, &path, &Value::Null).await.expect(200);
+        }
+    }
+
+    /// A webhook of this place alone.
+    pub fn webhook_body(&self) -> Value {
+        json!({"url": format!("{}/{}", self.receiver, self.campaign), "campaign_id": self.campaign})
+    }
+
+    /// Another campaign's body, which only this place makes.
+    pub fn another(&self) -> Value {
+        let mut body = campaign(&self.another_id(), json!({"total": 3}));
+        // The same whenever it is asked for.
+        body["starts_at"] = json!("2026-01-01T00:00:00Z");
+        body
+    }
+
+    fn another_id(&self) -> String {
+        format!("{}-more", self.campaign)
+    }
+
+    /// A path of openapi.json, with this place's names.
+    pub fn fill(&self, template: &str) -> String {
+        let id = if template.contains("/webhooks/") { &self.webhook } else { &self.campaign };
+        template.replace("{id}", id).replace("{user_id}", "holder").replace("{claim_id}", &self.held)
+    }
+
+    /// All that can be seen here from outside and in SQL, once SQL has heard of all; without what differs between two
+    /// places that saw the same: ids, times, secrets.
+    pub async fn state(&self, core: &Core, sql: &Sql) -> Value {
+        let redis = core.redis().await;
+        eventually(SOON, || async {
+            let entries = redis.outbox_entries(&self.campaign).await;
+            holds(entries == 1, || format!("{entries} entries in the outbox of {}", self.campaign))
+        })
+        .await;
+        let mut claims: Vec<_> = sql.claims(&self.campaign).await;
+        claims.sort_by(|one, other| one.user_id.cmp(&other.user_id).then(one.sequence.cmp(&other.sequence)));
+        let claims: Vec<_> = claims
+            .into_iter()
+            .map(|claim| json!([claim.user_id, claim.quantity, claim.status, claim.revision]))
+            .collect();
+        let told = core.admin_get(&format!("/admin/v1/campaigns/{}", self.campaign)).await.expect(200).json();
+        let compared = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
+        let compared = core.admin_get(&compared).await.expect(200).json();
+        let changes: Vec<_> =
+            sql.audit(&self.campaign).await.into_iter().map(|row| json!([row.1, row.2])).collect();
+        let mut of_claims: Vec<_> =
+            sql.claim_audit(&self.campaign).await.into_iter().map(|row| json!([row.1, row.2])).collect();
+        of_claims.sort_by_key(Value::to_string);
+        json!({
+            "campaign": {
+                "name": if told["name"] == self.campaign { json!("its id") } else { told["name"].clone() },
+                "limits": told["limits"], "state": told["state"], "version": told["version"],
+                "taken": core.campaign(&self.campaign).await["remaining"],
+            },
+            "another": core.admin_get(&format!("/admin/v1/campaigns/{}", self.another_id())).await.status,
+            "claims": claims,
+            "differences": compared["differences"],
+            "audit": changes,
+            "audit of claims": of_claims,
+            "webhooks": self.webhooks(core).await.iter().map(|one| one["enabled"].clone()).collect::<Value>(),
+        })
+    }
+
+    async fn webhooks(&self, core: &Core) -> Vec<Value> {
+        let all = core.admin_get("/admin/v1/webhooks").await.expect(200).json();
+        let all = all["items"].as_array().unwrap_or_else(|| panic!("{all}")).clone();
+        all.into_iter().filter(|webhook| webhook["campaign_id"] == *self.campaign).collect()
+    }
+}
