@@ -31,6 +31,7 @@ pub mod network;
 pub mod pair;
 pub mod postgres;
 pub mod process;
+pub mod promotion;
 pub mod raw;
 pub mod redis_server;
 pub mod rng;

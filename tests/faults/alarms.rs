@@ -12,6 +12,7 @@ use support::client::{Client, client};
 use support::inspect::key;
 use support::postgres::Postgres;
 use support::process::{Process, Signal, command, free_address, signal_pid};
+use support::promotion::has_members;
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::topology::OWN;
@@ -20,7 +21,7 @@ use support::{Core, CoreOptions, RedisView, SOON, binary, eventually, heavy, onl
 use tempfile::TempDir;
 use tokio::time::sleep;
 
-use crate::replicas::{has_members, waiting_for_one};
+use crate::replicas::waiting_for_one;
 use crate::tally::Row;
 
 /// Events that may wait for SQL.

@@ -7,6 +7,7 @@ use support::checker::{Checker, Expect, Limits};
 use support::cluster::ClusterSet;
 use support::only_on;
 use support::process::{Signal, signal_pid};
+use support::promotion::has_members;
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::Sql;
@@ -53,18 +54,6 @@ impl Watched {
 
 async fn replication(core: &Core) -> Value {
     core.admin_get("/admin/v1/replication").await.expect(200).json()
-}
-
-/// Waits until the one primary has as many members.
-pub async fn has_members(core: &Core, members: usize) {
-    eventually(2 * SOON, || async {
-        let now = replication(core).await;
-        let set = &now["primaries"][0]["set"];
-        let counted = set["members"].as_array().map_or(0, Vec::len);
-        let joining = set["joining"].as_array().map_or(0, Vec::len);
-        holds((counted, joining) == (members, 0), || format!("{now:#}"))
-    })
-    .await;
 }
 
 /// Waits until a claim of `user` is decided.

@@ -9,6 +9,7 @@ use support::inspect::key;
 use support::only_on;
 use support::postgres::Postgres;
 use support::process::{Signal, signal_pid};
+use support::promotion::has_members;
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::signing::claim_id;
@@ -19,7 +20,7 @@ use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually, heavy};
 
 use crate::fixture::Fixture;
-use crate::replicas::{has_members, waiting_for_one};
+use crate::replicas::waiting_for_one;
 use crate::tally::Row;
 
 /// More outbox entries than one look takes, and more claims than a record holds.

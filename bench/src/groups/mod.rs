@@ -9,6 +9,7 @@ mod http;
 mod latency;
 mod look_up;
 mod memory;
+mod promotion;
 mod relay;
 mod sold_out;
 mod spread;
@@ -46,6 +47,7 @@ pub const GROUPS: &[Group] = &[
     sold_out::GROUP,
     latency::GROUP,
     memory::GROUP,
+    promotion::GROUP,
     relay::GROUP,
     edge::GROUP,
 ];

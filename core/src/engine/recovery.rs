@@ -134,24 +134,29 @@ impl Recovery {
         if handle.campaign().evicted.is_some() {
             return Ok(Recovered::Ready);
         }
-        let recovered = match self.sync.read(handle, None).await {
-            Ok((counters, _)) => {
-                handle.mark_ready();
-                handle.record_backlog(counters.backlog);
-                if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
-                    self.evict_leased(handle).await?;
-                    return Ok(Recovered::Ready);
-                }
-                Recovered::Ready
-            }
-            Err(error) if error.not_ready_reason().is_some() => self.recover(handle, false).await?,
-            Err(error) => return Err(error.into()),
-        };
+        match self.attend(handle).await {
+            // It may have been whole at the first call, and damaged at the next.
+            Err(RecoveryError::Sync(error)) if error.not_ready_reason().is_some() => {}
+            attended => return attended.map(|()| Recovered::Ready),
+        }
+        let recovered = self.recover(handle, false).await?;
         // Holds may be due whether the campaign still makes any or not.
         if recovered != Recovered::Elsewhere {
             self.sync.sweep(handle).await?;
         }
         Ok(recovered)
+    }
+
+    /// Does what a campaign needs that is ready: evicts it if it is long over, else gives back holds that are due.
+    async fn attend(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
+        let (counters, _) = self.sync.read(handle, None).await?;
+        handle.mark_ready();
+        handle.record_backlog(counters.backlog);
+        if counters.backlog == 0 && self.is_long_over(&handle.campaign(), counters.now) {
+            self.evict_leased(handle).await
+        } else {
+            Ok(self.sync.sweep(handle).await?)
+        }
     }
 
     /// A lease holder for one piece of work: two tasks of this core must not take each other's lease for their own.

@@ -1,0 +1,142 @@
+//! A failover by hand, and how soon claims are decided after it.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use reqwest::Method;
+use serde_json::json;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::client::Client;
+use crate::core_client::claim_body;
+use crate::core_process::{API_TOKEN, Core};
+use crate::inspect::key;
+use crate::sentinel::SentinelSet;
+use crate::sql::{Claims, Sql};
+use crate::wait::{SOON, eventually, holds};
+
+/// Callers who ask again and again until they have won.
+pub const CALLERS: usize = 8;
+/// How often the replicas are asked whether they have been promoted.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Waits until the core's one primary has as many replicas in its set.
+pub async fn has_members(core: &Core, members: usize) {
+    eventually(2 * SOON, || async {
+        let now = core.admin_get("/admin/v1/replication").await.expect(200).json();
+        let set = &now["primaries"][0]["set"];
+        let counted = |name: &str| set[name].as_array().map_or(0, Vec::len);
+        holds((counted("members"), counted("joining")) == (members, 0), || format!("{now:#}"))
+    })
+    .await;
+}
+
+/// Makes the campaign `id` with `count` claims, which core has loaded from SQL into the first of the servers.
+pub async fn large_campaign(set: &SentinelSet, core: &Core, sql: &Sql, id: &str, count: u64) {
+    core.create(id, json!({"total": 2 * count + 100, "per_user": 4})).await;
+    assert_eq!(sql.run(Claims { campaign: id, count }.insert()).await, count);
+    let keys = ["campaign", "users", "claims", "holds", "outbox"].map(|what| key(id, what));
+    let command: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
+    set.view(0).await.query::<u64>(&command).await;
+    eventually(6 * SOON, || async {
+        let view = core.admin_get(&format!("/admin/v1/campaigns/{id}")).await.json();
+        holds(view["ready"] == true && view["taken"] == count, || view.to_string())
+    })
+    .await;
+}
+
+/// When what happened after a promotion, from the moment on that the replica calls itself a primary.
+#[derive(Debug, Clone, Copy)]
+pub struct Moments {
+    /// When the replica called itself a primary.
+    pub promoted: Instant,
+    /// Most sentinels name it.
+    pub named: Duration,
+    /// The other replica follows it: before that nothing is acknowledged.
+    pub followed: Duration,
+    /// The first of the callers has won.
+    pub won: Duration,
+}
+
+impl Moments {
+    /// What core took, once it could know of the server, and a replica had what it writes.
+    pub fn core(&self) -> Duration {
+        self.won.saturating_sub(self.named.max(self.followed))
+    }
+
+    /// Where the time has gone.
+    pub fn line(&self) -> String {
+        let Self { named, followed, won, .. } = *self;
+        let core = self.core();
+        format!(
+            "the first caller won {won:.2?} after the promotion: most sentinels named the primary after {named:.2?}, its \
+             replica followed after {followed:.2?}, and core took {core:.2?} from then on"
+        )
+    }
+}
+
+/// Fails over by hand, and has callers ask for claims of `campaign` until they win.
+pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str) -> Moments {
+    let won = async {
+        let (server, promoted) = promotion(set).await;
+        let mut callers = JoinSet::new();
+        for caller in 0..CALLERS {
+            let (client, url) = (core.client().clone(), core.url("/internal/v1/claims"));
+            let (campaign, user) = (campaign.to_owned(), format!("caller{caller}"));
+            callers.spawn(async move { wins(&client, &url, &campaign, &user).await });
+        }
+        let first = async { callers.join_next().await.unwrap().unwrap() };
+        let (named, followed, first) = tokio::join!(named(set, server), followed(set, server), first);
+        Moments { promoted, named: named - promoted, followed: followed - promoted, won: first - promoted }
+    };
+    timeout(4 * SOON, async { tokio::join!(set.fail_over(), won).1 }).await.expect("callers win again")
+}
+
+/// Waits until a replica calls itself a primary; its place, and when that was.
+async fn promotion(set: &SentinelSet) -> (usize, Instant) {
+    loop {
+        for replica in [1, 2] {
+            // By a connection of its own: Sentinel ends those of a server that it promotes.
+            let role: Result<String, _> = set.view(replica).await.try_query(&["INFO", "replication"]).await;
+            if role.is_ok_and(|role| role.contains("role:master")) {
+                return (replica, Instant::now());
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Waits until most sentinels name the server at this place.
+async fn named(set: &SentinelSet, server: usize) -> Instant {
+    loop {
+        let named = join_all(set.sentinels.iter().map(|sentinel| set.named_by(sentinel))).await;
+        if named.iter().filter(|named| **named == server).count() * 2 > named.len() {
+            return Instant::now();
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Waits until the server at this place has a replica that has all of its writes so far.
+async fn followed(set: &SentinelSet, server: usize) -> Instant {
+    let promoted = set.view(server).await;
+    loop {
+        let info: Result<String, _> = promoted.try_query(&["INFO", "replication"]).await;
+        if info.is_ok_and(|info| info.contains("state=online")) {
+            return Instant::now();
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Asks until `user` has won; when that was.
+async fn wins(client: &Client, url: &str, campaign: &str, user: &str) -> Instant {
+    let body = claim_body(campaign, user, "k", 1);
+    loop {
+        let reply = client.call(Method::POST, url, API_TOKEN, &body).await;
+        if reply.status < 300 {
+            return Instant::now();
+        }
+    }
+}
