@@ -1,4 +1,4 @@
-//! A failover by hand, and how soon claims are decided after it.
+//! A failover, and how soon claims are decided after it.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use crate::client::Client;
 use crate::core_client::claim_body;
 use crate::core_process::{API_TOKEN, Core};
 use crate::inspect::key;
+use crate::process::{Signal, signal_pid};
 use crate::sentinel::SentinelSet;
 use crate::sql::{Claims, Sql};
 use crate::wait::{SOON, eventually, holds};
@@ -76,8 +77,27 @@ impl Moments {
     }
 }
 
-/// Fails over by hand, and has callers ask for claims of `campaign` until they win.
-pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str) -> Moments {
+/// Why another server is promoted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The first server is killed.
+    Killed,
+    /// An operator asks for it. The first server goes on writing meanwhile, so that the replica which is not promoted has more
+    /// than the one that is, and has to be sent everything again before it counts.
+    Asked,
+}
+
+/// Has another server promoted than the first, and callers ask for claims of `campaign` until they win.
+pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Cause) -> Moments {
+    let begin = async {
+        match cause {
+            Cause::Killed => {
+                signal_pid(set.servers[0].pid(), Signal::KILL);
+                set.promoted_after(0).await
+            }
+            Cause::Asked => set.fail_over().await,
+        }
+    };
     let won = async {
         let (server, promoted) = promotion(set).await;
         let mut callers = JoinSet::new();
@@ -90,7 +110,7 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str) -> Moment
         let (named, followed, first) = tokio::join!(named(set, server), followed(set, server), first);
         Moments { promoted, named: named - promoted, followed: followed - promoted, won: first - promoted }
     };
-    timeout(4 * SOON, async { tokio::join!(set.fail_over(), won).1 }).await.expect("callers win again")
+    timeout(4 * SOON, async { tokio::join!(begin, won).1 }).await.expect("callers win again")
 }
 
 /// Waits until a replica calls itself a primary; its place, and when that was.

@@ -7,13 +7,13 @@ use redis::streams::StreamRangeReply;
 use support::checker::{Checker, Expect, Limits};
 use support::inspect::key;
 use support::only_on;
-use support::promotion::{self, has_members};
+use support::promotion::{self, Cause, has_members};
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::{Campaigns, Sql};
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, SOON, eventually, heavy};
+use support::{SOON, eventually, heavy};
 use tokio::time::sleep;
 
 use crate::at_rest::{database, loaded, size};
@@ -26,12 +26,10 @@ const CLAIMS: u64 = 20_000;
 const CAMPAIGNS: u64 = 200;
 const ROOMY: Limits = Limits { total: Some(1000), per_user: Some(10), per_user_per_day: None };
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_large_campaign() {
-    only_on!(OWN, "it brings its own servers");
+async fn of_a_large_campaign(what: &str, cause: Cause) {
     let kind = Kind::asked();
     let count = size("CLAIMS", CLAIMS);
-    let row = Row::begin_on(kind, "a large campaign after a promotion");
+    let row = Row::begin_on(kind, what);
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
     let core = waiting_for_one(set.url()).start().await;
@@ -40,10 +38,22 @@ async fn of_a_large_campaign() {
     promotion::large_campaign(&set, &core, &sql, "demo", count).await;
     let loads = counter(&core, "claimgate_loads_total").await;
     row.fault();
-    let moments = promotion::fail_over(&set, &core, "demo").await;
+    let moments = promotion::fail_over(&set, &core, "demo", cause).await;
     assert_eq!(counter(&core, "claimgate_loads_total").await, loads, "it was not loaded from SQL");
     assert!(counter(&core, "claimgate_adoptions_total").await > 0);
     row.passed(promotion::CALLERS, &format!("{count} claims; {}", moments.line()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_large_campaign_that_was_asked_for() {
+    only_on!(OWN, "it brings its own servers");
+    of_a_large_campaign("a large campaign after a promotion that was asked for", Cause::Asked).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_large_campaign_whose_primary_was_killed() {
+    only_on!(OWN, "it brings its own servers");
+    of_a_large_campaign("a large campaign whose primary was killed", Cause::Killed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,7 +70,7 @@ async fn of_many_campaigns() {
     has_members(&core, 2).await;
     loaded(&core, live).await;
     row.fault();
-    let moments = promotion::fail_over(&set, &core, &format!("live{}", live / 2)).await;
+    let moments = promotion::fail_over(&set, &core, &format!("live{}", live / 2), Cause::Asked).await;
     eventually(SOON + Duration::from_millis(50) * u32::try_from(live).unwrap(), || async {
         sleep(Duration::from_millis(50)).await;
         let adopted = counter(&core, "claimgate_adoptions_total").await;

@@ -2,7 +2,7 @@
 
 use claimgate_core::config::sqlite_url;
 use support::CoreOptions;
-use support::promotion::{fail_over, has_members, large_campaign};
+use support::promotion::{Cause, Moments, fail_over, has_members, large_campaign};
 use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::Sql;
@@ -14,34 +14,65 @@ use crate::session::Session;
 /// The group.
 pub const GROUP: Group = Group {
     name: "promotion",
-    about: "a campaign of a million claims after a failover by hand: until the first caller wins",
-    figures: &[WON, NAMED, FOLLOWED, CORE],
+    about: "a campaign of a million claims once another server is promoted, by hand or after a crash",
+    figures: &[
+        AFTER_A_CRASH.won,
+        AFTER_A_CRASH.named,
+        AFTER_A_CRASH.followed,
+        AFTER_A_CRASH.core,
+        BY_HAND.won,
+        BY_HAND.named,
+        BY_HAND.followed,
+        BY_HAND.core,
+    ],
     run: |session| Box::pin(run(session)),
 };
 
-const WON: &Definition = &Definition::at_most("1 M claims, promoted: decisions go on", Unit::Seconds, 1.0);
-const NAMED: &Definition = &Definition::told("… most Sentinels name the server", Unit::Seconds);
-const FOLLOWED: &Definition = &Definition::told("… a replica has followed it", Unit::Seconds);
-const CORE: &Definition = &Definition::told("… core, from the later of the two on", Unit::Seconds);
+/// The figures of one way there.
+struct Figures {
+    won: &'static Definition,
+    named: &'static Definition,
+    followed: &'static Definition,
+    core: &'static Definition,
+}
+
+const AFTER_A_CRASH: Figures = Figures {
+    won: &Definition::at_most("1 M claims, promoted after a crash", Unit::Seconds, 1.0),
+    named: &Definition::told("… until most Sentinels name the server", Unit::Seconds),
+    followed: &Definition::told("… until a replica follows it", Unit::Seconds),
+    core: &Definition::told("… core and that replica, from then on", Unit::Seconds),
+};
+const BY_HAND: Figures = Figures {
+    won: &Definition::at_most("1 M claims, promoted by hand", Unit::Seconds, 1.0),
+    named: &Definition::told("by hand: … most Sentinels name it", Unit::Seconds),
+    followed: &Definition::told("by hand: … a replica follows it", Unit::Seconds),
+    core: &Definition::told("by hand: … core and that replica", Unit::Seconds),
+};
 
 const CLAIMS: u64 = 1_000_000;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     for round in 1..=session.options.rounds {
-        session.begin_round();
-        // Servers of its own: Sentinel fails the same ones over again after a while only.
-        let set = SentinelSet::start(Kind::Redis).await;
-        let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url());
-        let core = options.with("CLAIMGATE_REDIS_REPLICAS", "1").start().await;
-        has_members(&core, 2).await;
-        let sql = Sql::open(&sqlite_url(&core.data_dir().join("claimgate.sqlite")));
-        large_campaign(&set, &core, &sql, "bench", CLAIMS).await;
-        let moments = session.measure(async { Ok(fail_over(&set, &core, "bench").await) }).await?;
-        session.say(format_args!("round {round} · {}", moments.line()));
-        session.add(WON, moments.won.as_secs_f64());
-        session.add(NAMED, moments.named.as_secs_f64());
-        session.add(FOLLOWED, moments.followed.as_secs_f64());
-        session.add(CORE, moments.core().as_secs_f64());
+        for (cause, figures) in [(Cause::Killed, AFTER_A_CRASH), (Cause::Asked, BY_HAND)] {
+            session.begin_round();
+            let moments = session.measure(Box::pin(promoted(cause))).await?;
+            session.say(format_args!("round {round} · {cause:?}: {}", moments.line()));
+            session.add(figures.won, moments.won.as_secs_f64());
+            session.add(figures.named, moments.named.as_secs_f64());
+            session.add(figures.followed, moments.followed.as_secs_f64());
+            session.add(figures.core, moments.core().as_secs_f64());
+        }
     }
     Ok(())
+}
+
+/// On servers of its own: Sentinel fails the same ones over again after a while only.
+async fn promoted(cause: Cause) -> anyhow::Result<Moments> {
+    let set = SentinelSet::start(Kind::Redis).await;
+    let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", set.url());
+    let core = options.with("CLAIMGATE_REDIS_REPLICAS", "1").start().await;
+    has_members(&core, 2).await;
+    let sql = Sql::open(&sqlite_url(&core.data_dir().join("claimgate.sqlite")));
+    large_campaign(&set, &core, &sql, "bench", CLAIMS).await;
+    Ok(fail_over(&set, &core, "bench", cause).await)
 }
