@@ -152,6 +152,10 @@ async fn a_core_told_to_stop_finishes_what_is_under_way() {
     core.process().signal(Signal::TERM);
     eventually(SOON, || async { holds(core.log().contains("stopping"), || "core has not heard".to_owned()) })
         .await;
+    // Idle connections end at once: core does not wait for them as long as for the request.
+    for mut other in others {
+        assert_eq!(other.read_to_end().await, b"", "said without being asked");
+    }
     assert!(raw.send(rest).await);
     assert_eq!(support::raw::status(&raw.read_to_end().await), Some(201), "a request in flight is answered");
     assert!(core.process().wait(SOON).await.success());

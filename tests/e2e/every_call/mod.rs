@@ -268,3 +268,22 @@ async fn each_counts_once_though_core_is_killed_in_the_middle_on_postgresql() {
         counts_once(core, sql, &receiver).await;
     }
 }
+
+/// A later version's core adds columns while this one runs: what PostgreSQL has prepared for this one stays valid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_is_answered_after_a_later_version_has_added_columns() {
+    let (options, receiver) = with_a_receiver();
+    let Some((core, sql, _postgres)) = on_postgres("columns of a later version", options).await else {
+        return;
+    };
+    for round in ["before", "after"] {
+        // At once, so that statements are prepared on several connections.
+        let places = places(&core, &receiver, round).await;
+        join_all(CALLS.iter().zip(&places).map(|(call, place)| undisturbed(&core, &sql, call, place))).await;
+        leave(&core, places).await;
+        if round == "before" {
+            sql.add_columns_of_a_later_version().await;
+        }
+    }
+    assert!(!core.log().contains("cached plan"), "{}", core.log());
+}

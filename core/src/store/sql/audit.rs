@@ -137,17 +137,24 @@ const NUMBER: &str = "UPDATE audit SET number = met.place FROM (SELECT campaign_
     FROM audit WHERE number IS NULL ORDER BY at, campaign_id, version LIMIT $1) AS met \
     WHERE audit.campaign_id = met.campaign AND audit.version = met.made AND audit.number IS NULL";
 
-/// The statement for a page of `table`, of one campaign or of all. Each table's own: PostgreSQL would sort a page of both.
-fn page(table: &str, campaign: Option<&CampaignId>) -> AssertSqlSafe<String> {
+/// The three tables of the audit, and the columns that each has beside [`SHARED`].
+const TABLES: [(&str, &str); 3] =
+    [("audit", "version"), ("claim_audit", "user_id, digest"), ("webhook_audit", "webhook_id")];
+const SHARED: &str = "number, campaign_id, at, who, what, before, after";
+
+/// The statement for a page of a table, of one campaign or of all. Each table's own: PostgreSQL would sort a page of both.
+fn page((table, own): (&str, &str), campaign: Option<&CampaignId>) -> AssertSqlSafe<String> {
     let condition = if campaign.is_some() { "campaign_id = $4 AND" } else { "" };
     AssertSqlSafe(format!(
-        "SELECT * FROM {table} WHERE {condition} number > $1 AND number <= $2 ORDER BY number LIMIT $3"
+        "SELECT {SHARED}, {own} FROM {table} WHERE {condition} number > $1 AND number <= $2 ORDER BY number LIMIT $3"
     ))
 }
 
-/// The statement for the last entries of `table`.
-fn last_of(table: &str) -> AssertSqlSafe<String> {
-    AssertSqlSafe(format!("SELECT * FROM {table} WHERE number <= $1 ORDER BY number DESC LIMIT $2"))
+/// The statement for the last entries of a table.
+fn last_of((table, own): (&str, &str)) -> AssertSqlSafe<String> {
+    AssertSqlSafe(format!(
+        "SELECT {SHARED}, {own} FROM {table} WHERE number <= $1 ORDER BY number DESC LIMIT $2"
+    ))
 }
 
 /// Draws the next number of the audit for an entry that `transaction` writes. Until the commit no other entry can be written.
@@ -183,7 +190,7 @@ impl SqlStore {
             };
             query.fetch_all(&self.pool).await
         };
-        let tables = [rows("audit").await?, rows("claim_audit").await?, rows("webhook_audit").await?];
+        let tables = [rows(TABLES[0]).await?, rows(TABLES[1]).await?, rows(TABLES[2]).await?];
         let mut entries = entries_of(&tables)?;
         entries.sort_unstable_by_key(|entry| entry.number);
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -202,7 +209,7 @@ impl SqlStore {
             let query = sqlx::query(last_of(table)).bind(last).bind(i64::from(limit));
             query.fetch_all(&self.pool).await
         };
-        let tables = [rows("audit").await?, rows("claim_audit").await?, rows("webhook_audit").await?];
+        let tables = [rows(TABLES[0]).await?, rows(TABLES[1]).await?, rows(TABLES[2]).await?];
         let mut entries = entries_of(&tables)?;
         entries.sort_unstable_by_key(|entry| Reverse(entry.number));
         entries.truncate(usize::try_from(limit).unwrap_or(usize::MAX));

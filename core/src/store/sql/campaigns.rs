@@ -12,6 +12,7 @@ use sqlx::{Any, Row as _};
 use super::audit::draw_number;
 use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
+use super::statements::campaign_columns;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
 use crate::domain::counters::{Epoch, FencingToken};
@@ -182,11 +183,15 @@ impl SqlStore {
     /// hide the others: its id is returned separately, and logged once for as long as it stays unreadable.
     pub(crate) async fn campaigns(&self, after: &str, limit: u32) -> Result<CampaignPage, SqlError> {
         step::before("sql:campaigns").await;
-        let rows = sqlx::query("SELECT * FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2")
-            .bind(after)
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool)
-            .await;
+        let rows = sqlx::query(concat!(
+            "SELECT ",
+            campaign_columns!(),
+            " FROM campaigns WHERE id > $1 ORDER BY id LIMIT $2"
+        ))
+        .bind(after)
+        .bind(i64::from(limit))
+        .fetch_all(&self.pool)
+        .await;
         self.page(&step::after(rows)?, limit)
     }
 
@@ -216,9 +221,10 @@ impl SqlStore {
     /// answer. The token may have been drawn all the same.
     pub async fn draw_token(&self, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:draw_token").await;
-        let row = sqlx::query(
-            "UPDATE campaigns SET token = token + 1 WHERE id = $1 AND evicted_at IS NULL RETURNING *",
-        )
+        let row = sqlx::query(concat!(
+            "UPDATE campaigns SET token = token + 1 WHERE id = $1 AND evicted_at IS NULL RETURNING ",
+            campaign_columns!()
+        ))
         .bind(id.as_str())
         .fetch_optional(&self.pool)
         .await;
@@ -239,12 +245,13 @@ impl SqlStore {
         high_water_mark: HighWaterMark,
     ) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:raise_epoch").await;
-        let raise = sqlx::query(
+        let raise = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, \
              sequence = CASE WHEN $2 > sequence THEN $2 ELSE sequence END, \
              events = CASE WHEN $3 > events THEN $3 ELSE events END \
-             WHERE id = $4 AND token = $5 RETURNING *",
-        )
+             WHERE id = $4 AND token = $5 RETURNING ",
+            campaign_columns!()
+        ))
         .bind(big(to))
         .bind(big(high_water_mark.sequence))
         .bind(big(high_water_mark.events))
@@ -273,9 +280,10 @@ impl SqlStore {
         if !is_as_drawn || has_refused || !has.covers(now.high_water_mark) {
             return Ok(None);
         }
-        let row = sqlx::query(
-            "UPDATE campaigns SET epoch = $1, sequence = $2, events = $3 WHERE id = $4 RETURNING *",
-        )
+        let row = sqlx::query(concat!(
+            "UPDATE campaigns SET epoch = $1, sequence = $2, events = $3 WHERE id = $4 RETURNING ",
+            campaign_columns!()
+        ))
         .bind(big(drawn.epoch.next()))
         .bind(big(has.sequence))
         .bind(big(has.events))
@@ -298,10 +306,11 @@ impl SqlStore {
         at: Timestamp,
     ) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:evict").await;
-        let evict = sqlx::query(
+        let evict = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, evicted_at = $2, evicted_taken = $3, evicted_sequence = $4, \
-             keys_dropped = 0 WHERE id = $5 AND token = $6 AND version = $7 RETURNING *",
-        )
+             keys_dropped = 0 WHERE id = $5 AND token = $6 AND version = $7 RETURNING ",
+            campaign_columns!()
+        ))
         .bind(big(to))
         .bind(at.as_ms())
         .bind(big(evicted.taken))
@@ -340,9 +349,11 @@ impl SqlStore {
     /// Up to `limit` evicted campaigns whose keys may still be in Redis.
     pub(crate) async fn keys_to_drop(&self, limit: u32) -> Result<Vec<Campaign>, SqlError> {
         step::before("sql:keys_to_drop").await;
-        let rows = sqlx::query(
-            "SELECT * FROM campaigns WHERE keys_dropped = 0 AND evicted_at IS NOT NULL ORDER BY id LIMIT $1",
-        )
+        let rows = sqlx::query(concat!(
+            "SELECT ",
+            campaign_columns!(),
+            " FROM campaigns WHERE keys_dropped = 0 AND evicted_at IS NOT NULL ORDER BY id LIMIT $1"
+        ))
         .bind(i64::from(limit))
         .fetch_all(&self.pool)
         .await;
@@ -350,7 +361,7 @@ impl SqlStore {
     }
 }
 
-const SELECT_ONE: &str = "SELECT * FROM campaigns WHERE id = $1";
+const SELECT_ONE: &str = concat!("SELECT ", campaign_columns!(), " FROM campaigns WHERE id = $1");
 
 async fn select(transaction: &mut Transaction, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
     let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
@@ -379,12 +390,13 @@ pub(super) async fn write_rules(
     change: Change<'_>,
 ) -> Result<Campaign, SqlError> {
     let after = Campaign { changed_at: change.at, ..after.clone() };
-    let row = sqlx::query(
+    let row = sqlx::query(concat!(
         "UPDATE campaigns SET name = $1, starts_at = $2, ends_at = $3, total = $4, per_user = $5, \
          per_user_per_day = $6, per_claim = $7, hold_seconds = $8, admin_state = $9, version = $10, changed_at = $11, \
          evicted_at = CASE WHEN $12 = 1 AND import_digest IS NULL THEN evicted_at END, import_digest = NULL \
-         WHERE id = $13 RETURNING *",
-    )
+         WHERE id = $13 RETURNING ",
+        campaign_columns!()
+    ))
     .bind(after.name.to_string())
     .bind(after.window.starts_at().as_ms())
     .bind(after.window.ends_at().map(Timestamp::as_ms))

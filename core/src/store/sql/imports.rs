@@ -6,6 +6,7 @@ use claimgate_shared::Version;
 
 use super::campaigns::{audit, number_change, read};
 use super::numbers::big;
+use super::statements::campaign_columns;
 use super::{BULK, Change, OutboxWriteError, SqlError, SqlStore};
 use crate::domain::campaign::{Campaign, Evicted};
 use crate::domain::counters::Epoch;
@@ -32,11 +33,12 @@ impl SqlStore {
         let goes_on = found.unfinished_import.is_some();
         let version: Version = if goes_on { found.version } else { found.version.next() };
         let mut transaction = self.pool.begin().await?;
-        let row = sqlx::query(
+        let row = sqlx::query(concat!(
             "UPDATE campaigns SET epoch = $1, version = $2, evicted_at = COALESCE(evicted_at, $3), evicted_taken = $4, \
              evicted_sequence = $5, keys_dropped = 0, import_digest = $6 \
-             WHERE id = $7 AND token = $8 AND version = $9 AND epoch = $10 AND events = $11 RETURNING *",
-        )
+             WHERE id = $7 AND token = $8 AND version = $9 AND epoch = $10 AND events = $11 RETURNING ",
+            campaign_columns!()
+        ))
         .bind(big(to))
         .bind(big(version))
         .bind(change.at.as_ms())
@@ -100,10 +102,11 @@ impl SqlStore {
     /// As [`Self::begin_import`].
     pub(crate) async fn end_import(&self, begun: &Campaign) -> Result<Option<Campaign>, SqlError> {
         step::before("sql:end_import").await;
-        let end = sqlx::query(
+        let end = sqlx::query(concat!(
             "UPDATE campaigns SET import_digest = NULL, evicted_at = NULL, epoch = $1 \
-             WHERE id = $2 AND epoch = $3 AND import_digest IS NOT NULL RETURNING *",
-        )
+             WHERE id = $2 AND epoch = $3 AND import_digest IS NOT NULL RETURNING ",
+            campaign_columns!()
+        ))
         .bind(big(begun.epoch.next()))
         .bind(begun.id.as_str())
         .bind(big(begun.epoch));

@@ -36,6 +36,17 @@ macro_rules! as_text {
     };
 }
 
+/// A campaign's columns. Never all of a table, here and elsewhere: a later version adds columns while this one's cores run, and
+/// what PostgreSQL has prepared for them would be refused from then on, for its result had changed.
+macro_rules! campaign_columns {
+    () => {
+        "id, name, starts_at, ends_at, time_zone, total, per_user, per_user_per_day, per_claim, hold_seconds, \
+         admin_state, version, epoch, token, register_id, sequence, events, changed_at, evicted_at, evicted_taken, \
+         evicted_sequence, import_digest"
+    };
+}
+pub(super) use campaign_columns;
+
 /// What the two databases say differently: how `$1`, a JSON array, becomes rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Dialect {
@@ -74,12 +85,20 @@ pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
     FROM {rows} WHERE id = value->>0 RETURNING id, epoch, per_user, per_user_per_day";
 
 /// Campaigns that have changed after number `$1`. The second condition is the index's own.
-pub const CHANGED: &str = "SELECT * FROM campaigns WHERE change_number > $1 AND change_number > 0 \
-    ORDER BY change_number LIMIT $2";
+pub const CHANGED: &str = concat!(
+    "SELECT change_number, ",
+    campaign_columns!(),
+    " FROM campaigns \
+    WHERE change_number > $1 AND change_number > 0 ORDER BY change_number LIMIT $2"
+);
 
 /// Campaigns that are not evicted, behind the id `$1`.
-pub const IN_REDIS: &str =
-    "SELECT * FROM campaigns WHERE evicted_at IS NULL AND id > $1 ORDER BY id LIMIT $2";
+pub const IN_REDIS: &str = concat!(
+    "SELECT ",
+    campaign_columns!(),
+    " FROM campaigns \
+    WHERE evicted_at IS NULL AND id > $1 ORDER BY id LIMIT $2"
+);
 
 statements! {
     /// Writes claims. The guard's two columns belong to the decision: a later state of the same claim has neither, a
@@ -122,7 +141,8 @@ statements! {
     /// A page of one user's claims, newest first. Of a revoked claim and the one that got its sequence again the latter comes
     /// first.
     NEWEST_OF_USER = "SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at \
-        FROM (SELECT *, sequence * 2 + CASE WHEN status = 'revoked' THEN 0 ELSE 1 END AS place \
+        FROM (SELECT user_id, digest, quantity, status, revision, sequence, day, claimed_at, expires_at, updated_at, \
+        sequence * 2 + CASE WHEN status = 'revoked' THEN 0 ELSE 1 END AS place \
         FROM claims WHERE campaign_id = $1 AND user_id = $2) AS own \
         WHERE (place, digest) < ($3, $4) ORDER BY place DESC, digest DESC LIMIT $5";
 

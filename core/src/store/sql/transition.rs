@@ -10,6 +10,7 @@ use super::campaigns::{self, number_change};
 use super::claims::{self, ClaimRow, bind_id};
 use super::feed_writer::feed_rows;
 use super::numbers::{big, unsigned};
+use super::statements::campaign_columns;
 use super::{SqlError, SqlStore, statements};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_transition::ClaimTransition;
@@ -68,11 +69,12 @@ impl SqlStore {
             .await?;
         let given_back = if status == ClaimStatus::Granted { 0 } else { u64::from(claim.quantity.get()) };
         // Each revision of a claim is an event of its campaign, here as in Redis.
-        let campaign = sqlx::query(
+        let campaign = sqlx::query(concat!(
             "UPDATE campaigns SET events = events + 1, \
              evicted_taken = CASE WHEN evicted_taken > $1 THEN evicted_taken - $1 ELSE 0 END \
-             WHERE id = $2 RETURNING *",
-        )
+             WHERE id = $2 RETURNING ",
+            campaign_columns!()
+        ))
         .bind(big(given_back))
         .bind(id.campaign.as_str())
         .fetch_one(&mut *transaction)
