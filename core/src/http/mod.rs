@@ -2,7 +2,6 @@
 
 mod admin;
 pub mod auth;
-mod connections;
 mod dashboard;
 mod deadlines;
 mod error;
@@ -27,11 +26,11 @@ use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::{HttpService, Service as _, service_fn};
 use hyper_util::rt::TokioIo;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use self::connections::{Connections, Place};
 use self::deadlines::Deadlines;
 use self::peer::Peer;
 
@@ -48,13 +47,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// [`SHUTDOWN_GRACE`] at most. Each request comes with its [`Peer`].
 pub async fn serve(listener: TcpListener, router: Router, stop: watch::Receiver<bool>) {
     let server = server(Deadlines::default());
-    accept(listener, stop, |stream, place| {
+    accept(listener, stop, |stream, watcher| {
         let (peer, axum) = (Peer::of(&stream), TowerToHyperService::new(router.clone()));
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
             axum.call(request)
         });
-        tokio::spawn(connection(Arc::clone(&server), stream, service, place));
+        tokio::spawn(connection(Arc::clone(&server), stream, service, watcher));
     })
     .await;
 }
@@ -64,9 +63,9 @@ pub async fn serve(listener: TcpListener, router: Router, stop: watch::Receiver<
 async fn accept(
     listener: TcpListener,
     mut stop: watch::Receiver<bool>,
-    mut serve: impl FnMut(TcpStream, Place),
+    mut serve: impl FnMut(TcpStream, Watcher),
 ) {
-    let connections = Connections::new();
+    let graceful = GracefulShutdown::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -75,7 +74,7 @@ async fn accept(
         match accepted {
             Ok((stream, _)) => {
                 let _ = stream.set_nodelay(true);
-                serve(stream, connections.place());
+                serve(stream, graceful.watcher());
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -83,7 +82,7 @@ async fn accept(
             }
         }
     }
-    let _ = tokio::time::timeout(SHUTDOWN_GRACE, connections.close()).await;
+    let _ = tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await;
 }
 
 /// What holds every connection to its limits; `deadlines` are those of the thread, or runtime, that they are on.
@@ -99,7 +98,7 @@ fn server(deadlines: Deadlines) -> Arc<http1::Builder> {
 }
 
 /// Serves one connection to its end.
-async fn connection<S>(server: Arc<http1::Builder>, stream: TcpStream, service: S, place: Place)
+async fn connection<S>(server: Arc<http1::Builder>, stream: TcpStream, service: S, watcher: Watcher)
 where
     S: HttpService<Incoming>,
     S::Error: Into<BoxError>,
@@ -107,7 +106,7 @@ where
     <S::ResBody as Body>::Error: Into<BoxError>,
 {
     let connection = server.serve_connection(TokioIo::new(stream), service);
-    if let Err(error) = place.serve(connection).await {
+    if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "connection ended early");
     }
 }

@@ -62,7 +62,7 @@ impl Threads {
     /// Serves until `stop` turns true, then lets requests in progress finish, as [`super::serve`] does. Each connection
     /// goes to the thread that has the fewest.
     pub async fn serve(self: Arc<Self>, listener: TcpListener, stop: watch::Receiver<bool>) {
-        accept(listener, stop, |stream, place| {
+        accept(listener, stop, |stream, watcher| {
             let Some(thread) = fewest(&self.threads, |thread| thread.open.count()) else { return };
             let Ok(stream) = stream.into_std() else { return };
             let (server, open) = (Arc::clone(&thread.server), thread.open.one_more());
@@ -73,7 +73,7 @@ impl Threads {
             });
             thread.runtime.spawn(async move {
                 match TcpStream::from_std(stream) {
-                    Ok(stream) => connection(server, stream, service, place).await,
+                    Ok(stream) => connection(server, stream, service, watcher).await,
                     Err(error) => tracing::warn!(%error, "cannot serve a connection"),
                 }
                 drop(open);
