@@ -157,7 +157,10 @@ defect users_lost_while_loading lua/load.lua \
 defect older_token_suspends lua/suspend.lua \
     "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
 defect evicted_suspended_again core/src/store/sql/campaigns.rs \
-    'WHERE id = $1 AND evicted_at IS NULL RETURNING *' 'WHERE id = $1 RETURNING *' interleavings regressions
+    'WHERE id = $1 AND evicted_at IS NULL RETURNING' 'WHERE id = $1 RETURNING' interleavings regressions
+defect all_columns_read core/src/store/sql/campaigns.rs \
+    '"SELECT ", campaign_columns!(), " FROM campaigns WHERE id = $1"' '"SELECT * FROM campaigns WHERE id = $1"' \
+    e2e every_call::each_is_answered_after
 defect epoch_raised_by_a_late_loader core/src/store/sql/campaigns.rs \
     'WHERE id = $4 AND token = $5 RETURNING' 'WHERE id = $4 AND $5 >= 0 RETURNING' faults unreadable::a_late_loader
 defect keys_dropped_unguarded lua/drop.lua \
