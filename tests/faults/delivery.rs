@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use support::pair::Pair;
 use support::process::free_address;
 use support::wait::holds;
-use support::{CoreOptions, SOON, eventually, heavy};
+use support::{CoreOptions, SOON, eventually};
 use tokio::net::TcpListener;
 
 use crate::tally::Row;
@@ -52,7 +52,6 @@ async fn all_told(told: &Told, count: usize, within: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_core_that_delivers_is_killed() {
     let row = Row::begin("the core that delivers to a webhook killed");
-    let _turn = heavy().await;
     let (url, told) = receiver().await;
     let options = CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", &url);
     let mut pair = match Pair::start(options).await {
