@@ -33,7 +33,7 @@ pub const ARCHIVE_AFTER_DEFAULT: Duration = Duration::from_hours(24);
 pub const BATCH_MAX: usize = 256;
 /// The longest that core goes on serving when it is told to stop.
 const DRAIN_S_MAX: u64 = 300;
-/// Why none can be required of a Redis that core starts itself.
+/// Why no replica can be required of a Redis that core starts itself.
 pub const OWN_REDIS_HAS_NO_REPLICAS: &str =
     "core's own Redis has no replicas; give CLAIMGATE_REDIS_URL the address of servers that have";
 /// The variables that name a file with a secret in it.

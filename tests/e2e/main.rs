@@ -48,6 +48,7 @@ mod roles;
 mod runtimes;
 mod rust_client;
 mod sold_out;
+mod start;
 mod threads;
 mod topologies;
 mod traces;

@@ -58,8 +58,8 @@ pub enum EngineError {
     /// Another core is loading the campaign.
     #[error("another core is loading the campaign")]
     LoadingElsewhere,
-    /// The campaign cannot have these rules.
-    #[error("the rules are not valid: {}", .0.detail)]
+    /// What was asked for is not valid.
+    #[error("not valid: {}", .0.detail)]
     Invalid(Problem),
     /// A claim was not decided, or that is unknown.
     #[error(transparent)]

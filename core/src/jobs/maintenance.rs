@@ -18,6 +18,7 @@ use tokio::task::{self, JoinError, JoinSet};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 
 use super::Backoff;
+use super::due_holds::DueHolds;
 use crate::domain::counters::Generation;
 use crate::domain::not_ready::NotReadyReason;
 use crate::engine::handle::CampaignHandle;
@@ -51,8 +52,6 @@ const SWEEPS_MAX: usize = 8;
 const WORK_TIME_MAX: Duration = Duration::from_secs(600);
 /// The longest that giving back one campaign's due holds may take; the next sweep goes on with it.
 const SWEEP_TIME_MAX: Duration = Duration::from_secs(5);
-/// The shortest time between two sweeps of one campaign.
-const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// How often the eviction of a campaign that is over is tried.
 const LEAVE_PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -68,7 +67,7 @@ pub struct Maintenance {
     resting: BTreeSet<(Instant, CampaignId)>,
     work: JoinSet<Result<Recovered, WorkError>>,
     at_work: HashMap<task::Id, CampaignId>,
-    holds: Holds,
+    holds: DueHolds,
     sweeps: JoinSet<(CampaignId, Result<(), WorkError>)>,
     /// Campaigns yet to be looked at in this round.
     round: Vec<Arc<CampaignHandle>>,
@@ -151,48 +150,6 @@ impl Deleted {
     }
 }
 
-/// When each campaign's next hold falls due.
-#[derive(Debug, Default)]
-struct Holds {
-    due: BTreeSet<(Instant, CampaignId)>,
-    /// Each campaign's place in `due`.
-    at: HashMap<CampaignId, Instant>,
-    /// The earliest time at which a campaign is swept again.
-    pauses: HashMap<CampaignId, Instant>,
-}
-
-impl Holds {
-    /// Records that a hold of `id` falls due at `at`; the earliest counts.
-    fn expect(&mut self, id: CampaignId, at: Instant) {
-        let at = self.pauses.get(&id).map_or(at, |pause| at.max(*pause));
-        if let Some(earlier) = self.at.get(&id) {
-            if *earlier <= at {
-                return;
-            }
-            self.due.remove(&(*earlier, id.clone()));
-        }
-        self.at.insert(id.clone(), at);
-        self.due.insert((at, id));
-    }
-
-    /// When the first hold of all campaigns falls due.
-    fn first(&self) -> Option<Instant> {
-        self.due.first().map(|(at, _)| *at)
-    }
-
-    /// Takes a campaign whose holds are due at `now`; it is not taken again within [`SWEEP_PAUSE`].
-    fn take_due(&mut self, now: Instant) -> Option<CampaignId> {
-        if self.first()? > now {
-            return None;
-        }
-        let (_, id) = self.due.pop_first()?;
-        self.at.remove(&id);
-        self.pauses.retain(|_, until| *until > now);
-        self.pauses.insert(id.clone(), now + SWEEP_PAUSE);
-        Some(id)
-    }
-}
-
 impl Maintenance {
     /// The maintenance of the campaigns of `recovery`.
     pub fn new(recovery: Arc<Recovery>) -> Self {
@@ -203,7 +160,7 @@ impl Maintenance {
             resting: BTreeSet::new(),
             work: JoinSet::new(),
             at_work: HashMap::new(),
-            holds: Holds::default(),
+            holds: DueHolds::default(),
             sweeps: JoinSet::new(),
             round: Vec::new(),
             looks_a_tick: 0,
@@ -573,31 +530,4 @@ async fn sweep(sync: &CampaignSync, handle: &CampaignHandle) -> Result<(), SyncE
         handle.hold_due_in(age(look.now, due));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn id(text: &str) -> CampaignId {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn a_campaign_is_swept_when_its_first_hold_falls_due_and_then_not_for_a_second() {
-        let mut holds = Holds::default();
-        let now = Instant::now();
-        holds.expect(id("a"), now + Duration::from_millis(300));
-        holds.expect(id("a"), now + Duration::from_millis(100));
-        holds.expect(id("a"), now + Duration::from_millis(200));
-        assert_eq!(holds.first(), Some(now + Duration::from_millis(100)));
-        assert_eq!(holds.take_due(now), None);
-        let due = now + Duration::from_millis(100);
-        assert_eq!(holds.take_due(due), Some(id("a")));
-        assert_eq!(holds.first(), None, "one place a campaign");
-        holds.expect(id("a"), due);
-        assert_eq!(holds.first(), Some(due + SWEEP_PAUSE));
-        holds.expect(id("b"), due);
-        assert_eq!(holds.take_due(due), Some(id("b")), "one campaign's pause does not hold up another's");
-    }
 }

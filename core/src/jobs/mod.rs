@@ -3,6 +3,7 @@
 //! Each campaign that is not ready is worked on by itself, with a back-off of its own; campaigns at rest cost a periodic
 //! look. Every wait for Redis and SQL has a limit.
 
+mod due_holds;
 mod group_commit;
 pub mod live;
 mod lost_rows;

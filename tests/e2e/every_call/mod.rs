@@ -31,10 +31,17 @@ const ROUNDS_MAX: usize = 40;
 /// While SQL lets no one write, what needs no SQL is answered within this; the rest is in the middle.
 const HELD: Duration = Duration::from_secs(1);
 
-/// Options of a core that may call one receiver, at which no one listens; and where that is.
+/// Options of a core that may call one receiver of webhooks, at which no one listens; and where that is.
 fn with_a_receiver() -> (CoreOptions, String) {
     let receiver = format!("http://{}", free_address());
     (CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", &receiver), receiver)
+}
+
+async fn on_sqlite() -> (Core, Sql, String) {
+    let (options, receiver) = with_a_receiver();
+    let core = options.start().await;
+    let sql = core.sql();
+    (core, sql, receiver)
 }
 
 fn request(core: &Core, ask: &Ask, token: &str) -> RequestBuilder {
@@ -156,9 +163,7 @@ async fn is_answered(core: Core, sql: Sql, receiver: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_is_answered_on_sqlite() {
     only_on!(OWN, "core's own Redis alone refuses to be told of replicas");
-    let (options, receiver) = with_a_receiver();
-    let core = options.start().await;
-    let sql = core.sql();
+    let (core, sql, receiver) = on_sqlite().await;
     is_answered(core, sql, &receiver).await;
 }
 
@@ -171,8 +176,7 @@ async fn each_is_answered_on_postgresql() {
     }
 }
 
-/// Sends every call at once, each at its own place, and kills core: at a random moment, or while SQL lets no one write
-/// (`held`). What each was told by then; `None` for no answer.
+/// Makes every call at once and kills core at that `moment` after it. What each was told by then; `None` for no answer.
 async fn cut_off(core: &mut Core, asks: Vec<Ask>, moment: Duration) -> Vec<Option<Reply>> {
     let calls = asks.into_iter().map(|ask| {
         let (client, request) = (core.client().clone(), request(core, &ask, &core.admin_token()));
@@ -193,7 +197,7 @@ async fn undisturbed(core: &Core, sql: &Sql, call: &Call, place: &Place) -> [Val
     [once, place.state(core, sql).await]
 }
 
-/// Makes `call` again after core's end, of which it was `told`: it leaves what one leaves that was answered at once.
+/// Makes `call`, which was `told` that before core was killed, again: its place is as an undisturbed one is `left`.
 async fn stands(core: &Core, sql: &Sql, call: &Call, place: &Place, told: Option<&Reply>, left: &[Value; 2]) {
     let again = send(core, &call.ask(place), &core.admin_token()).await;
     let is_done = answer(&again) == (call.again.0, call.again.1.to_owned());
@@ -216,6 +220,7 @@ async fn leave(core: &Core, places: Vec<Place>) {
     join_all(places.into_iter().map(|place| place.leave(core))).await;
 }
 
+/// Made again after core was killed, each call leaves what one leaves that was not disturbed.
 async fn counts_once(mut core: Core, sql: Sql, receiver: &str) {
     let _turn = heavy().await;
     let first = places(&core, receiver, "undisturbed").await;
@@ -255,9 +260,7 @@ async fn counts_once(mut core: Core, sql: Sql, receiver: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_counts_once_though_core_is_killed_in_the_middle_on_sqlite() {
-    let (options, receiver) = with_a_receiver();
-    let core = options.start().await;
-    let sql = core.sql();
+    let (core, sql, receiver) = on_sqlite().await;
     counts_once(core, sql, &receiver).await;
 }
 

@@ -73,13 +73,19 @@ impl Place {
         template.replace("{id}", id).replace("{user_id}", "holder").replace("{claim_id}", &self.held)
     }
 
-    /// All that can be seen here from outside and in SQL, once SQL has heard of all; without what differs between two
-    /// places that saw the same: ids, times, secrets.
+    /// All that can be seen here from outside and in SQL, once the campaign is ready and SQL has heard of all; without
+    /// what differs between two places that saw the same: ids, times, secrets.
     pub async fn state(&self, core: &Core, sql: &Sql) -> Value {
         let redis = core.redis().await;
+        let compared = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
         eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
-            holds(entries == 1, || format!("{entries} entries in the outbox of {}", self.campaign))
+            // After an import, refused or not, the campaign may be loaded a moment later.
+            let compared = core.admin_get(&compared).await.expect(200).json();
+            let is_ready = !compared["differences"].to_string().contains("not_ready");
+            holds(entries == 1 && is_ready, || {
+                format!("{entries} entries in the outbox of {}: {compared}", self.campaign)
+            })
         })
         .await;
         let mut claims: Vec<_> = sql.claims(&self.campaign).await;
@@ -89,7 +95,6 @@ impl Place {
             .map(|claim| json!([claim.user_id, claim.quantity, claim.status, claim.revision]))
             .collect();
         let told = core.admin_get(&format!("/admin/v1/campaigns/{}", self.campaign)).await.expect(200).json();
-        let compared = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
         let compared = core.admin_get(&compared).await.expect(200).json();
         let changes: Vec<_> =
             sql.audit(&self.campaign).await.into_iter().map(|row| json!([row.1, row.2])).collect();
@@ -100,7 +105,7 @@ impl Place {
             "campaign": {
                 "name": if told["name"] == self.campaign { json!("its id") } else { told["name"].clone() },
                 "limits": told["limits"], "state": told["state"], "version": told["version"],
-                "taken": core.campaign(&self.campaign).await["remaining"],
+                "remaining": core.campaign(&self.campaign).await["remaining"],
             },
             "another": core.admin_get(&format!("/admin/v1/campaigns/{}", self.another_id())).await.status,
             "claims": claims,

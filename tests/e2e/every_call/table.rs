@@ -34,7 +34,9 @@ pub struct Call {
     pub name: &'static str,
     /// Made in a campaign that is paused.
     pub paused: bool,
+    /// The query and the body of the call as it should be.
     pub good: fn(&Place) -> (String, Body),
+    /// The status that it is answered with.
     pub answer: u16,
     /// What the very same call is answered afterwards.
     pub again: Answer,
@@ -65,7 +67,8 @@ impl Call {
     }
 }
 
-const READ: Call = Call {
+/// A call that says nothing of itself: no query, no body, 200 as often as it is made.
+const PLAIN: Call = Call {
     name: "",
     paused: false,
     good: |_| (String::new(), Body::None),
@@ -79,7 +82,7 @@ const INVALID: Answer = (400, "invalid_request");
 
 /// Calls that have tests of their own alone, and where.
 pub const ELSEWHERE: [(&str, &str); 2] =
-    [("GET /admin/v1/live", "dashboard::live"), ("GET /readyz", "on the edge too: faults readiness")];
+    [("GET /admin/v1/live", "dashboard::live"), ("GET /readyz", "faults readiness")];
 
 /// All others. A bad row is a query, or a body in JSON or CSV.
 pub const CALLS: &[Call] = &[
@@ -87,12 +90,12 @@ pub const CALLS: &[Call] = &[
         name: "GET /admin/v1/audit",
         bad: &[("?after=x", INVALID), ("?limit=0", INVALID), ("?limit=1001", INVALID), ("?more=1", INVALID)],
         good: |place| (format!("?campaign_id={}", place.campaign), Body::None),
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "GET /admin/v1/campaigns",
         bad: &[("?limit=0", INVALID), ("?limit=x", INVALID), ("?more=1", INVALID)],
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "POST /admin/v1/campaigns",
@@ -104,9 +107,9 @@ pub const CALLS: &[Call] = &[
             (r#"{"id":"x","name":"x","starts_at":"yesterday","limits":{}}"#, INVALID),
             (r#"{"id":"x","name":"x","starts_at":"2026-01-01T00:00:00Z","limits":{"total":-1}}"#, INVALID),
         ],
-        ..READ
+        ..PLAIN
     },
-    Call { name: "GET /admin/v1/campaigns/{id}", ..READ },
+    Call { name: "GET /admin/v1/campaigns/{id}", ..PLAIN },
     Call {
         name: "PATCH /admin/v1/campaigns/{id}",
         good: |_| {
@@ -119,7 +122,7 @@ pub const CALLS: &[Call] = &[
             (r#"{"version":1,"hold_seconds":-1}"#, INVALID),
             (r#"{"version":9,"name":"x"}"#, (409, "version_conflict")),
         ],
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "POST /admin/v1/campaigns/{id}/add",
@@ -132,7 +135,7 @@ pub const CALLS: &[Call] = &[
             (r#"{"units":-11,"idempotency_key":"k"}"#, (422, "quantity_out_of_range")),
             (r#"{"units":4294967295,"idempotency_key":"k"}"#, (422, "quantity_out_of_range")),
         ],
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "GET /admin/v1/campaigns/{id}/claims",
@@ -144,7 +147,7 @@ pub const CALLS: &[Call] = &[
             ("?user_id=", INVALID),
             ("?more=1", INVALID),
         ],
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "POST /admin/v1/campaigns/{id}/import",
@@ -160,14 +163,14 @@ pub const CALLS: &[Call] = &[
             ("user_id,quantity\nanna,5\nanna,1\n", (409, "user_limit_reached")),
             ("user_id,quantity\nanna,5\nbert,5\n", (409, "sold_out")),
         ],
-        ..READ
+        ..PLAIN
     },
-    Call { name: "POST /admin/v1/campaigns/{id}/pause", ..READ },
-    Call { name: "POST /admin/v1/campaigns/{id}/resume", paused: true, ..READ },
-    Call { name: "POST /admin/v1/campaigns/{id}/end", ..READ },
-    Call { name: "POST /admin/v1/campaigns/{id}/warm-up", ..READ },
-    Call { name: "GET /admin/v1/campaigns/{id}/reconciliation", ..READ },
-    Call { name: "POST /admin/v1/campaigns/{id}/reconciliation", ..READ },
+    Call { name: "POST /admin/v1/campaigns/{id}/pause", ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/resume", paused: true, ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/end", ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/warm-up", ..PLAIN },
+    Call { name: "GET /admin/v1/campaigns/{id}/reconciliation", ..PLAIN },
+    Call { name: "POST /admin/v1/campaigns/{id}/reconciliation", ..PLAIN },
     Call {
         name: "GET /admin/v1/changes",
         good: |place| (format!("?campaign_id={}&limit=5", place.campaign), Body::None),
@@ -178,9 +181,9 @@ pub const CALLS: &[Call] = &[
             ("?after=x", (410, "cursor_invalid")),
             ("?more=1", INVALID),
         ],
-        ..READ
+        ..PLAIN
     },
-    Call { name: "GET /admin/v1/replication", ..READ },
+    Call { name: "GET /admin/v1/replication", ..PLAIN },
     Call {
         name: "POST /admin/v1/replication",
         good: |_| (String::new(), Body::Json(json!({"replicas_min": 0}))),
@@ -190,10 +193,10 @@ pub const CALLS: &[Call] = &[
             (r#"{"replicas_min":1}"#, INVALID),
             (r#"{"replicas_min":0,"more":1}"#, INVALID),
         ],
-        ..READ
+        ..PLAIN
     },
-    Call { name: "POST /admin/v1/replication/accept-loss", ..READ },
-    Call { name: "GET /admin/v1/webhooks", ..READ },
+    Call { name: "POST /admin/v1/replication/accept-loss", ..PLAIN },
+    Call { name: "GET /admin/v1/webhooks", ..PLAIN },
     Call {
         name: "POST /admin/v1/webhooks",
         good: |place| (String::new(), Body::Json(place.webhook_body())),
@@ -206,19 +209,19 @@ pub const CALLS: &[Call] = &[
             (r#"{"url":"no url"}"#, INVALID),
             (r#"{"url":"https://elsewhere.example/","secret":"mine"}"#, INVALID),
         ],
-        ..READ
+        ..PLAIN
     },
-    Call { name: "GET /admin/v1/webhooks/{id}", ..READ },
-    Call { name: "DELETE /admin/v1/webhooks/{id}", again: (404, "webhook_not_found"), ..READ },
-    Call { name: "GET /admin/v1/webhooks/{id}/deliveries", bad: &[("?limit=0", INVALID)], ..READ },
-    Call { name: "POST /admin/v1/webhooks/{id}/enable", ..READ },
-    Call { name: "POST /admin/v1/webhooks/{id}/rotate-secret", adds_up: true, ..READ },
-    Call { name: "POST /admin/v1/webhooks/{id}/test", ..READ },
-    Call { name: "GET /internal/v1/campaigns/{id}", ..READ },
+    Call { name: "GET /admin/v1/webhooks/{id}", ..PLAIN },
+    Call { name: "DELETE /admin/v1/webhooks/{id}", again: (404, "webhook_not_found"), ..PLAIN },
+    Call { name: "GET /admin/v1/webhooks/{id}/deliveries", bad: &[("?limit=0", INVALID)], ..PLAIN },
+    Call { name: "POST /admin/v1/webhooks/{id}/enable", ..PLAIN },
+    Call { name: "POST /admin/v1/webhooks/{id}/rotate-secret", adds_up: true, ..PLAIN },
+    Call { name: "POST /admin/v1/webhooks/{id}/test", ..PLAIN },
+    Call { name: "GET /internal/v1/campaigns/{id}", ..PLAIN },
     Call {
         name: "GET /internal/v1/campaigns/{id}/users/{user_id}",
         bad: &[("?limit=0", INVALID), ("?cursor=x", INVALID), ("?more=1", INVALID)],
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "POST /internal/v1/claims",
@@ -233,7 +236,7 @@ pub const CALLS: &[Call] = &[
                 (422, "quantity_out_of_range"),
             ),
         ],
-        ..READ
+        ..PLAIN
     },
     Call {
         name: "POST /internal/v1/claims/batch",
@@ -242,9 +245,9 @@ pub const CALLS: &[Call] = &[
             (String::new(), Body::Json(json!({"claims": [claim("anna"), claim("bert"), claim("anna")]})))
         },
         bad: &[("{}", INVALID), (r#"{"claims":[]}"#, INVALID), (r#"{"claims":[],"more":1}"#, INVALID)],
-        ..READ
+        ..PLAIN
     },
-    Call { name: "GET /internal/v1/claims/{claim_id}", ..READ },
-    Call { name: "POST /internal/v1/claims/{claim_id}/confirm", ..READ },
-    Call { name: "POST /internal/v1/claims/{claim_id}/return", ..READ },
+    Call { name: "GET /internal/v1/claims/{claim_id}", ..PLAIN },
+    Call { name: "POST /internal/v1/claims/{claim_id}/confirm", ..PLAIN },
+    Call { name: "POST /internal/v1/claims/{claim_id}/return", ..PLAIN },
 ];
