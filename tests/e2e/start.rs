@@ -1,4 +1,5 @@
-//! How `claimgate serve` starts: with values that are wrong, at addresses that are taken, and with secrets of its own making.
+//! How `claimgate serve` starts: with values that are wrong, at addresses that are taken, and with secrets of its own
+//! making.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

@@ -77,11 +77,11 @@ impl Place {
     /// what differs between two places that saw the same: ids, times, secrets.
     pub async fn state(&self, core: &Core, sql: &Sql) -> Value {
         let redis = core.redis().await;
-        let compared = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
+        let reconciliation = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
         eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
             // After an import, refused or not, the campaign may be loaded a moment later.
-            let compared = core.admin_get(&compared).await.expect(200).json();
+            let compared = core.admin_get(&reconciliation).await.expect(200).json();
             let is_ready = !compared["differences"].to_string().contains("not_ready");
             holds(entries == 1 && is_ready, || {
                 format!("{entries} entries in the outbox of {}: {compared}", self.campaign)
@@ -95,7 +95,7 @@ impl Place {
             .map(|claim| json!([claim.user_id, claim.quantity, claim.status, claim.revision]))
             .collect();
         let told = core.admin_get(&format!("/admin/v1/campaigns/{}", self.campaign)).await.expect(200).json();
-        let compared = core.admin_get(&compared).await.expect(200).json();
+        let compared = core.admin_get(&reconciliation).await.expect(200).json();
         let changes: Vec<_> =
             sql.audit(&self.campaign).await.into_iter().map(|row| json!([row.1, row.2])).collect();
         let mut of_claims: Vec<_> =
