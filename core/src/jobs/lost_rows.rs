@@ -83,30 +83,35 @@ async fn compare(engine: &Engine, campaigns: Vec<Due>, left: &mut Vec<Due>) -> R
     };
     let mut pairs = campaigns.into_iter().zip(looks);
     while let Some((mut due, look)) = pairs.next() {
-        match look {
-            Some(look) if look.ready && !(due.was_busy && look.backlog > 0) => {
-                match compare_one(engine, &due.handle.campaign().id, &look).await {
-                    Ok(0) if look.backlog > 0 => {
-                        due.was_busy = true;
-                        left.push(due);
-                    }
-                    Ok(_) => {}
-                    Err(error) => {
-                        left.push(due);
-                        left.extend(pairs.map(|(due, _)| due));
-                        return Err(error);
-                    }
-                }
+        match compare_one(engine, &mut due, look).await {
+            Ok(again) => left.extend(again.then_some(due)),
+            Err(error) => {
+                left.push(due);
+                left.extend(pairs.map(|(due, _)| due));
+                return Err(error);
             }
-            Some(look) if !look.ready => {}
-            _ => left.push(due),
         }
     }
     Ok(())
 }
 
-/// Compares one campaign; returns how many events SQL has lost at least. Of those that wait for it some may be there already.
-async fn compare_one(engine: &Engine, id: &CampaignId, look: &Look) -> Result<u64, SqlError> {
+/// Compares one campaign by what Redis says of it; returns whether it is to be compared again.
+async fn compare_one(engine: &Engine, due: &mut Due, look: Option<Look>) -> Result<bool, SqlError> {
+    let Some(look) = look else { return Ok(true) };
+    if !look.ready {
+        return Ok(false);
+    }
+    if due.was_busy && look.backlog > 0 {
+        return Ok(true);
+    }
+    let lost = report_lost(engine, &due.handle.campaign().id, &look).await?;
+    due.was_busy = lost == 0 && look.backlog > 0;
+    Ok(due.was_busy)
+}
+
+/// Reports how many events of a campaign SQL has lost at least, and returns that: of those that wait for it some may be there
+/// already.
+async fn report_lost(engine: &Engine, id: &CampaignId, look: &Look) -> Result<u64, SqlError> {
     // Asked after Redis, SQL can only have come further.
     let totals = engine.sync.sql.totals(id).await?;
     let lost = look.revisions.saturating_sub(look.backlog + totals.revisions);

@@ -78,7 +78,7 @@ impl Place {
     pub async fn state(&self, core: &Core, sql: &Sql) -> Value {
         let redis = core.redis().await;
         let reconciliation = format!("/admin/v1/campaigns/{}/reconciliation", self.campaign);
-        eventually(SOON, || async {
+        let compared = eventually(SOON, || async {
             let entries = redis.outbox_entries(&self.campaign).await;
             // After an import, refused or not, the campaign may be loaded a moment later.
             let compared = core.admin_get(&reconciliation).await.expect(200).json();
@@ -86,6 +86,7 @@ impl Place {
             holds(entries == 1 && is_ready, || {
                 format!("{entries} entries in the outbox of {}: {compared}", self.campaign)
             })
+            .map(|()| compared)
         })
         .await;
         let mut claims: Vec<_> = sql.claims(&self.campaign).await;
@@ -95,7 +96,6 @@ impl Place {
             .map(|claim| json!([claim.user_id, claim.quantity, claim.status, claim.revision]))
             .collect();
         let told = core.admin_get(&format!("/admin/v1/campaigns/{}", self.campaign)).await.expect(200).json();
-        let compared = core.admin_get(&reconciliation).await.expect(200).json();
         let changes: Vec<_> =
             sql.audit(&self.campaign).await.into_iter().map(|row| json!([row.1, row.2])).collect();
         let mut of_claims: Vec<_> =
