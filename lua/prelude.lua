@@ -23,10 +23,11 @@
 -- All bits of a limit or a time are set where there is none; a hold of 0 ms is none.
 --
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
--- seen before, and what a claim costs here is what claimgate costs. A function that is made costs every call, whether it is
--- called or not: what few calls need is made by a function of its own.
+-- seen before, and what a claim costs here is what claimgate costs. A function that is made costs every call of a script,
+-- whether it is called or not: what few calls need is made by a function of its own. With claim.lua this is a library, which
+-- is run once, when Redis has no function of the language's yet: up here nothing is called but what is defined here.
 
-local campaign_key, users_key, claims_key, holds_key, outbox_key = unpack(KEYS)
+local campaign_key, users_key, claims_key, holds_key, outbox_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local STATE, SENTINEL = '.', '.'
 local LAYOUT = '6'
 local HEADER, CLAIM, DIGEST = 13, 42, 16

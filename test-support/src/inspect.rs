@@ -121,6 +121,11 @@ impl RedisView {
         self.query::<u64>(&["HLEN", &key(campaign, "claims")]).await - 1
     }
 
+    /// How often Redis has run scripts so far, on all primaries.
+    pub async fn script_calls(&self) -> u64 {
+        self.calls(&["evalsha", "fcall"]).await
+    }
+
     /// How often Redis has run these commands so far, on all primaries; all of them when none is named.
     pub async fn calls(&self, commands: &[&str]) -> u64 {
         let infos: Vec<String> = self.query_all(&["INFO", "commandstats"]).await;

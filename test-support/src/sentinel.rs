@@ -262,7 +262,10 @@ impl SentinelSet {
 
     /// The place of the primary that a sentinel names.
     pub async fn named_by(&self, sentinel: &Sentinel) -> usize {
-        let told = sentinel.told().await;
+        self.named_in(&sentinel.told().await)
+    }
+
+    fn named_in(&self, told: &HashMap<String, String>) -> usize {
         let is = |address: &SocketAddr| {
             told["ip"] == address.ip().to_string() && told["port"] == address.port().to_string()
         };
@@ -272,10 +275,18 @@ impl SentinelSet {
     /// Asks for a failover, as an operator does, and waits until another server is the primary that all name. Returns its
     /// place.
     pub async fn fail_over(&self) -> usize {
-        let before = self.named_by(&self.sentinels[0]).await;
-        let sentinel = self.sentinels[0].view().await;
-        eventually(SOON, || async { sentinel.try_query::<String>(&["SENTINEL", "FAILOVER", SERVICE]).await })
-            .await;
+        let (asked, before) = (&self.sentinels[0], self.named_by(&self.sentinels[0]).await);
+        let view = asked.view().await;
+        // A sentinel gives one up whose replica takes too long, and an operator asks again.
+        eventually(2 * SOON, || async {
+            let told = asked.told().await;
+            let is_done = self.named_in(&told) != before;
+            if !is_done && !told["flags"].contains("failover_in_progress") {
+                view.try_query::<String>(&["SENTINEL", "FAILOVER", SERVICE]).await?;
+            }
+            holds(is_done, || "under way".to_owned())
+        })
+        .await;
         self.promoted_after(before).await
     }
 

@@ -242,7 +242,9 @@ async fn a_node_forgets_the_scripts() {
     clustered.all_decide("before").await;
     let node = clustered.set.primary_of("c0", 0).await;
     row.fault();
-    clustered.set.view(node).await.query::<()>(&["SCRIPT", "FLUSH"]).await;
+    for kind in ["SCRIPT", "FUNCTION"] {
+        clustered.set.view(node).await.query::<()>(&[kind, "FLUSH"]).await;
+    }
     for checker in &clustered.checkers {
         checker.win(&clustered.core, 0..3).await;
     }

@@ -77,9 +77,9 @@ async fn a_thousand_campaigns_with_holds_at_rest_cost_next_to_nothing() {
     let (core, servers) = (fixture.core.pid(), fixture.redis_pids().await);
     // What has been created is looked at once more, then all is quiet.
     eventually(SOON, || async {
-        let before = redis.calls(&["evalsha"]).await;
+        let before = redis.script_calls().await;
         sleep(Duration::from_secs(2)).await;
-        let scripts = redis.calls(&["evalsha"]).await - before;
+        let scripts = redis.script_calls().await - before;
         holds(scripts == 0, || format!("{scripts} scripts were called within 2 s of rest"))
     })
     .await;
@@ -147,11 +147,11 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     redis.query::<()>(&["HSET", lease, "owner", "another core", "depth", "1", "token", "7"]).await;
     redis.query::<()>(&["DEL", &key("loading", "users")]).await;
     sleep(Duration::from_millis(500)).await;
-    let (before, started) = (redis.calls(&["evalsha", "eval"]).await, Instant::now());
+    let (before, started) = (redis.script_calls().await, Instant::now());
     for user in 0..CLAIMS {
         fixture.core.claim("loading", &format!("u{user}"), "k").await.refused(503, "campaign_not_ready");
     }
-    let calls = redis.calls(&["evalsha", "eval"]).await - before;
+    let calls = redis.script_calls().await - before;
     // Beside each claim's own: a try to load it now and then, of a few calls.
     let tries_max = 20 * (1 + started.elapsed().as_secs());
     assert!(calls <= CLAIMS + tries_max, "{calls} script calls for {CLAIMS} refused claims");

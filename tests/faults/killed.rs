@@ -29,7 +29,7 @@ async fn core_killed_before_sql() {
 
 /// The hash by which core calls `ack.lua`: how the proxy tells that call from others.
 pub fn ack_hash() -> String {
-    scripts::ACK.get_hash().to_owned()
+    scripts::ACK.name().to_owned()
 }
 
 /// Cuts the call by which core takes committed entries off the outbox, and kills core there.

@@ -12,7 +12,7 @@ use support::sql::Sql;
 use support::storm::Seen;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisView, SOON, eventually, heavy};
+use support::{Core, CoreOptions, SOON, eventually, heavy};
 
 use crate::load::under_load;
 use crate::tally::{Row, say};
@@ -68,9 +68,9 @@ impl Watched {
         let began = Instant::now();
         let redis = self.set.view(server).await;
         eventually(SOON, || async {
-            let before = decided(&redis).await;
+            let before = redis.script_calls().await;
             let seen = self.checker.claim(&self.core, &format!("probe-{key}"), key).await;
-            let after = decided(&redis).await;
+            let after = redis.script_calls().await;
             holds(seen != Seen::Unknown && after > before, || {
                 format!("{seen:?}; {before} calls, then {after}")
             })
@@ -107,11 +107,6 @@ impl Watched {
         ));
         row.survived(self.checker.asked(), verdict);
     }
-}
-
-/// How many scripts a server has been sent.
-async fn decided(redis: &RedisView) -> u64 {
-    redis.calls(&["evalsha"]).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

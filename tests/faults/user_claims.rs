@@ -244,8 +244,8 @@ async fn nothing_is_told_before_a_replica_has_it() {
     let _turn = heavy().await;
     let set = SentinelSet::start(kind).await;
     let core = waiting_for_one(set.url()).start().await;
-    core.create("demo", json!({})).await;
     has_members(&core, 2).await;
+    core.create("demo", json!({})).await;
     claimed(&core, 1..=3).await;
     let pids = [set.view(1).await.pid().await, set.view(2).await.pid().await];
     row.fault();

@@ -52,7 +52,7 @@ impl fmt::Display for Shape {
 }
 
 impl Installation {
-    /// With so many replicas demanded by both cores; `Err` where there is no PostgreSQL.
+    /// With so many replicas demanded by both cores, which count once this returns; `Err` where there is no PostgreSQL.
     pub async fn start(shape: Shape, kind: Kind, replicas: u32) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
@@ -65,7 +65,11 @@ impl Installation {
         };
         let cores = [start().await, start().await];
         let name = format!("{shape}, {kind:?}");
-        Ok(Self { name, cores, topology, network, sql: Sql::open(&url), _postgres: postgres })
+        let site = Self { name, cores, topology, network, sql: Sql::open(&url), _postgres: postgres };
+        if replicas > 0 {
+            site.all_replicas_count().await;
+        }
+        Ok(site)
     }
 
     /// Waits until every replica is one that counts: another one that is promoted stays closed.

@@ -1,10 +1,11 @@
 //! The script calls that decide on a campaign, or read it: what each sends, and what its reply means.
 
 use claimgate_shared::{ClaimId, Timestamp, UserId};
-use redis::{Script, ScriptInvocation, Value};
+use redis::Value;
 
 use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply, UserReply};
-use super::{scripts, state};
+use super::scripts::{self, Script, ScriptCall};
+use super::state;
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::claim_transition::ClaimTransition;
@@ -22,7 +23,7 @@ pub trait CampaignCall: Sync {
     fn script(&self) -> &'static Script;
 
     /// Appends its own arguments.
-    fn arguments(&self, call: &mut ScriptInvocation<'_>);
+    fn arguments(&self, call: &mut ScriptCall);
 
     /// Reads the reply.
     ///
@@ -55,7 +56,7 @@ impl CampaignCall for Claim<'_> {
         &scripts::CLAIM
     }
 
-    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+    fn arguments(&self, call: &mut ScriptCall) {
         let mut claims = Vec::with_capacity(self.wanted.len() * CLAIM_BYTES);
         for (id, quantity) in self.wanted {
             put_claim(&mut claims, id, *quantity);
@@ -93,7 +94,7 @@ impl CampaignCall for Transition<'_> {
         &scripts::TRANSITION
     }
 
-    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+    fn arguments(&self, call: &mut ScriptCall) {
         call.arg(self.transition.as_str()).arg(self.id.user.as_str()).arg(&self.id.digest[..]).arg(self.by);
         if let Some(trace) = self.trace {
             call.arg(trace);
@@ -120,7 +121,7 @@ impl CampaignCall for Read<'_> {
         &scripts::READ
     }
 
-    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+    fn arguments(&self, call: &mut ScriptCall) {
         if let Some(id) = self.id {
             call.arg(id.user.as_str()).arg(&id.digest[..]);
         }
@@ -148,7 +149,7 @@ impl CampaignCall for ReadUser<'_> {
         &scripts::USER
     }
 
-    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+    fn arguments(&self, call: &mut ScriptCall) {
         call.arg(self.user.as_str()).arg(self.after.unwrap_or("0"));
     }
 
@@ -174,7 +175,7 @@ impl CampaignCall for SetRules<'_> {
         &scripts::SET_RULES
     }
 
-    fn arguments(&self, call: &mut ScriptInvocation<'_>) {
+    fn arguments(&self, call: &mut ScriptCall) {
         call.arg(self.campaign.version.get());
         call.arg(state::admin_state(self.campaign)).arg(state::rules(self.campaign, self.now));
     }
@@ -197,7 +198,7 @@ impl CampaignCall for SoldOut {
         &scripts::SOLD_OUT
     }
 
-    fn arguments(&self, _: &mut ScriptInvocation<'_>) {}
+    fn arguments(&self, _: &mut ScriptCall) {}
 
     fn decode(&self, reply: Value) -> Result<Ready<Self::Reply>, Malformed> {
         replies::sold_out(reply)

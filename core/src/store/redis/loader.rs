@@ -1,14 +1,13 @@
 //! Suspending a campaign in Redis, loading it from what SQL holds, and removing it.
 
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
-use redis::ScriptInvocation;
 
 use super::keys::Keys;
-use super::replies::Suspended;
+use super::replies::{self, Suspended};
+use super::scripts::{self, ScriptCall};
 use super::server::Session;
 use super::state::{self, Identity};
-use super::{HashEntry, RedisStore, RedisStoreError, call_on};
-use super::{replies, scripts};
+use super::{HashEntry, RedisStore, RedisStoreError};
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, UserCounters};
 use crate::domain::high_water_mark::HighWaterMark;
@@ -171,14 +170,10 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    async fn step(
-        &mut self,
-        step: &str,
-        arguments: impl FnOnce(&mut ScriptInvocation<'_>),
-    ) -> Result<(), LoadError> {
+    async fn step(&mut self, step: &str, arguments: impl FnOnce(&mut ScriptCall)) -> Result<(), LoadError> {
         let (epoch, replication_id) = (self.campaign.epoch, &self.session.replication_id);
         let identity = Identity { epoch, register_id: &self.campaign.register_id, replication_id };
-        let mut call = call_on(&scripts::LOAD, self.keys);
+        let mut call = scripts::LOAD.call(&self.keys.all());
         call.arg(identity.pack()).arg(epoch.get()).arg(self.campaign.token.get()).arg(step);
         arguments(&mut call);
         let name = match step {
@@ -218,7 +213,7 @@ impl RedisStore {
     /// [`LoadError::Late`] when a higher token was here before, [`RedisStoreError::NotReady`] when the keys belong to
     /// another register or layout: nothing was changed.
     pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
-        let mut call = call_on(&scripts::SUSPEND, keys);
+        let mut call = scripts::SUSPEND.call(&keys.all());
         call.arg(scripts::LAYOUT).arg(register_id).arg(token);
         let mut session = self.session(keys.slot).await?;
         let reply = self.run_on(&mut session, "redis:suspend", &call).await?;
@@ -235,7 +230,7 @@ impl RedisStore {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer: some keys may be gone by then.
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
-        let mut call = call_on(&scripts::DROP, keys);
+        let mut call = scripts::DROP.call(&keys.all());
         call.arg(token);
         Ok(replies::count(&self.run("redis:drop_keys", keys.slot, &call).await?)? == 1)
     }

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use claimgate_shared::{Timestamp, UserId};
 use futures_util::future::join_all;
-use redis::{ErrorKind, RedisError, Script, ScriptInvocation, Value};
+use redis::{ErrorKind, RedisError, Value};
 
 pub use self::barrier::{NotReplicated, Required};
 use self::calls::CampaignCall;
@@ -35,6 +35,7 @@ use self::connections::Connections;
 use self::keys::Keys;
 use self::primary::NoPrimary;
 use self::replies::{LeaseReply, Malformed, Ready};
+use self::scripts::ScriptCall;
 pub use self::server::Session;
 use self::slot::Slot;
 use self::state::Identity;
@@ -99,7 +100,7 @@ impl RedisStoreError {
         matches!(self, Self::Unavailable(error) if error.is_connection_dropped()
             || error.kind() == ErrorKind::Parse
             || is_redirect(error)
-            || error.code() == Some("NOSCRIPT"))
+            || scripts::is_missing(error))
     }
 }
 
@@ -288,9 +289,12 @@ impl RedisStore {
         target: &CallTarget<'_>,
         call: &C,
     ) -> Result<Ready<C::Reply>, RedisStoreError> {
-        let mut invocation = invocation(call.script(), target, session);
-        call.arguments(&mut invocation);
-        let reply = self.run_on(session, C::NAME, &invocation).await?;
+        let mut script_call = call.script().call(&target.keys.all());
+        // A server that was promoted since the campaign was loaded has another replication id: what its predecessor still
+        // granted may be in SQL by now.
+        script_call.arg(target.identity(session).pack()).arg(target.minimum_events);
+        call.arguments(&mut script_call);
+        let reply = self.run_on(session, C::NAME, &script_call).await?;
         let reply = call.decode(reply)?;
         self.confirmed(session).await?;
         Ok(reply)
@@ -304,10 +308,7 @@ impl RedisStore {
         owner: &str,
         length: Duration,
     ) -> Result<LeaseReply, RedisStoreError> {
-        let mut call = scripts::LEASE.prepare_invoke();
-        for key in keys {
-            call.key(key);
-        }
+        let mut call = scripts::LEASE.call(&keys.each_ref().map(String::as_str));
         call.arg(verb).arg(owner).arg(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
         let name = match verb {
             "acquire" => "redis:lease.acquire",
@@ -488,12 +489,7 @@ impl RedisStore {
         self.query("redis:layout", slot, redis::cmd("GET").arg(keys::LAYOUT)).await
     }
 
-    async fn run(
-        &self,
-        name: &'static str,
-        slot: Slot,
-        call: &ScriptInvocation<'_>,
-    ) -> Result<Value, RedisStoreError> {
+    async fn run(&self, name: &'static str, slot: Slot, call: &ScriptCall) -> Result<Value, RedisStoreError> {
         self.run_on(&mut self.connections.session(slot).await?, name, call).await
     }
 
@@ -501,10 +497,10 @@ impl RedisStore {
         &self,
         session: &mut Session,
         name: &'static str,
-        call: &ScriptInvocation<'_>,
+        call: &ScriptCall,
     ) -> Result<Value, RedisStoreError> {
         step::before(name).await;
-        let reply = step::after(call.invoke_async(&mut session.connection).await);
+        let reply = step::after(call.send(&mut session.connection).await);
         self.noted(reply, session).await
     }
 
@@ -534,22 +530,4 @@ impl RedisStore {
         }
         reply.map_err(RedisStoreError::of)
     }
-}
-
-/// A call with what every script that decides takes first: the keys, whose they have to be, and the minimum event count. A
-/// server that was promoted since the campaign was loaded has another replication id: what its predecessor still granted
-/// may be in SQL by now.
-fn invocation<'a>(script: &'a Script, target: &CallTarget<'_>, session: &Session) -> ScriptInvocation<'a> {
-    let mut call = call_on(script, target.keys);
-    call.arg(target.identity(session).pack()).arg(target.minimum_events);
-    call
-}
-
-/// A call on a campaign's keys, without arguments yet.
-fn call_on<'a>(script: &'a Script, keys: &Keys) -> ScriptInvocation<'a> {
-    let mut call = script.prepare_invoke();
-    for key in keys.all() {
-        call.key(key);
-    }
-    call
 }

@@ -11,7 +11,7 @@ use redis::{AsyncCommands as _, Value};
 
 use super::keys::{Keys, RELAY_GROUP};
 use super::slot::Slot;
-use super::{RedisStore, RedisStoreError, Required, Session, call_on};
+use super::{RedisStore, RedisStoreError, Required, Session};
 use super::{replicas, replies, scripts, state};
 use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
 use crate::domain::counters::{Epoch, Generation};
@@ -260,7 +260,7 @@ impl RedisStore {
         for entry in entries {
             by_events.entry(entry.events.len()).or_default().push(&entry.id);
         }
-        let mut call = call_on(&scripts::ACK, keys);
+        let mut call = scripts::ACK.call(&keys.all());
         for (events, ids) in by_events {
             call.arg(events).arg(ids.len()).arg(ids);
         }
@@ -277,8 +277,8 @@ impl RedisStore {
         keys: &Keys,
         id: &str,
     ) -> Result<bool, RedisStoreError> {
-        let mut call = scripts::DEAD_LETTER.prepare_invoke();
-        call.key(&keys.outbox).key(&keys.dead_letters).arg(id);
+        let mut call = scripts::DEAD_LETTER.call(&[&keys.outbox, &keys.dead_letters]);
+        call.arg(id);
         Ok(replies::count(&self.run_on(session, "redis:dead_letter", &call).await?)? == 1)
     }
 

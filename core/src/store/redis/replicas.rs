@@ -16,7 +16,7 @@ use super::barrier::{NotReplicated, Required, RoundConnection};
 use super::cluster::is_redirect;
 use super::keys;
 use super::primary::{connect, field};
-use super::scripts::BARRIER;
+use super::scripts::{self, BARRIER};
 use super::server::Session;
 use crate::domain::replica_set::{ReplicaSet, ServerName};
 
@@ -129,7 +129,7 @@ pub(super) async fn is_primary(session: &Session, name: &str) -> bool {
 impl Asked<'_> {
     async fn ask(&self, connection: &mut MultiplexedConnection) -> Result<Answer, RedisError> {
         let mut pipe = redis::pipe();
-        pipe.cmd("EVALSHA").arg(BARRIER.get_hash()).arg(1).arg(keys::barrier(self.tag)).arg(self.version);
+        pipe.cmd("EVALSHA").arg(BARRIER.name()).arg(1).arg(keys::barrier(self.tag)).arg(self.version);
         pipe.cmd("INFO").arg("replication");
         pipe.cmd("WAIT").arg(self.replicas).arg(self.wait.as_millis().to_string());
         pipe.cmd("INFO").arg("replication");
@@ -142,8 +142,8 @@ impl Asked<'_> {
         session: &Session,
     ) -> Result<Confirmed, NotReplicated> {
         let reply = match self.ask(connection).await {
-            Err(error) if error.code() == Some("NOSCRIPT") => {
-                BARRIER.load_async(connection).await.map_err(|error| failed(&error))?;
+            Err(error) if scripts::is_missing(&error) => {
+                BARRIER.load(connection).await.map_err(|error| failed(&error))?;
                 self.ask(connection).await
             }
             reply => reply,
