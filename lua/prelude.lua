@@ -25,7 +25,7 @@
 -- Records stay packed, and are taken apart only where something in them is asked for: a batch is mostly users never
 -- seen before, and what a claim costs here is what claimgate costs. A function that is made costs every call of a script,
 -- whether it is called or not: what few calls need is made by a function of its own. With claim.lua this is a library, which
--- is run once, when Redis has no function of the language's yet: up here nothing is called but what is defined here.
+-- Redis loads once; while it loads, neither Lua's functions nor Redis' are there, so that outside of functions none is called.
 
 local campaign_key, users_key, claims_key, holds_key, outbox_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local STATE, SENTINEL = '.', '.'

@@ -289,12 +289,12 @@ impl RedisStore {
         target: &CallTarget<'_>,
         call: &C,
     ) -> Result<Ready<C::Reply>, RedisStoreError> {
-        let mut script_call = call.script().call(&target.keys.all());
+        let mut invocation = call.script().call(&target.keys.all());
         // A server that was promoted since the campaign was loaded has another replication id: what its predecessor still
         // granted may be in SQL by now.
-        script_call.arg(target.identity(session).pack()).arg(target.minimum_events);
-        call.arguments(&mut script_call);
-        let reply = self.run_on(session, C::NAME, &script_call).await?;
+        invocation.arg(target.identity(session).pack()).arg(target.minimum_events);
+        call.arguments(&mut invocation);
+        let reply = self.run_on(session, C::NAME, &invocation).await?;
         let reply = call.decode(reply)?;
         self.confirmed(session).await?;
         Ok(reply)

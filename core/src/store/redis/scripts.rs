@@ -8,7 +8,7 @@ use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, ToRedisArgs, Value};
 /// The layout of the keys that this core reads and writes; another one is refused by the scripts.
 pub const LAYOUT: u32 = 6;
 
-/// A script, which Redis runs once it was brought there.
+/// A script that Redis runs, after it was brought there: an unnamed one, called by its hash, or a function.
 #[derive(Debug)]
 pub struct Script {
     /// The command that runs it.
@@ -21,7 +21,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// A script of its own.
+    /// An unnamed one.
     fn new(text: String) -> Self {
         Self { runs: "EVALSHA", name: hash(&text), loads: "SCRIPT", text }
     }
@@ -71,7 +71,7 @@ pub fn is_missing(error: &RedisError) -> bool {
         || error.detail() == Some("Function not found")
 }
 
-/// The SHA-1 of a script, as Redis names it by.
+/// The SHA-1 of a text: what Redis calls a script.
 fn hash(text: &str) -> String {
     redis::Script::new(text).get_hash().to_owned()
 }
@@ -93,7 +93,7 @@ impl ScriptCall {
     /// Runs the script, which is brought there first if the server does not have it.
     ///
     /// # Errors
-    /// Those of Redis. Whether the script has run is known from an error of the server's alone.
+    /// Those of Redis. Unless the server itself says why, the script may have run.
     pub async fn send(&self, connection: &mut MultiplexedConnection) -> Result<Value, RedisError> {
         match self.command.query_async(connection).await {
             Err(error) if is_missing(&error) => {
