@@ -201,31 +201,30 @@ async fn begin(
     Ok(serving)
 }
 
-/// Records periodically that this core serves; returns once it may not serve any more, which never happens with SQLite: no
-/// other core uses that.
+/// Records periodically that this core serves; returns once it may not serve any more.
 async fn keep(right: &Serving, engine: &Engine, this: &ThisCore) -> ServingError {
     loop {
         sleep(RENEW).await;
-        if engine.sync.sql.is_sqlite() {
-            continue;
-        }
-        // Beside each other: what people see of this core must not hold up its right to serve.
-        let (renewed, recorded) = tokio::join!(right.renew(), engine.record_core(this));
-        if let Err(error) = recorded {
-            tracing::debug!(%error, "this core is not recorded");
-        }
-        match renewed {
-            Err(lost @ ServingError::AnotherRedis) => return lost,
-            // The health checks log it.
-            Err(
-                ServingError::AnotherLayout(_)
-                | ServingError::NoPrimary(..)
-                | ServingError::Redis(_)
-                | ServingError::Sql(_),
-            )
-            | Ok(()) => {}
+        // The health checks log what else failed.
+        if let Err(error) = renew(right, engine, this).await
+            && error.is_loss()
+        {
+            return error;
         }
     }
+}
+
+async fn renew(right: &Serving, engine: &Engine, this: &ThisCore) -> Result<(), ServingError> {
+    // No other core uses this database, and none is shown beside this one.
+    if engine.sync.sql.is_sqlite() {
+        return right.renew_in_redis().await;
+    }
+    // Beside each other: what people see of this core must not hold up its right to serve.
+    let (renewed, recorded) = tokio::join!(right.renew(), engine.record_core(this));
+    if let Err(error) = recorded {
+        tracing::debug!(%error, "this core is not recorded");
+    }
+    renewed
 }
 
 /// Logs what `claimgate doctor` finds, one line each.

@@ -82,7 +82,7 @@ impl RedisView {
 
     /// The same; `Err` is what went wrong.
     pub async fn try_query<T: FromRedisValue>(&self, words: &[&str]) -> Result<T, String> {
-        let has_key = || words.iter().any(|word| word.contains("cg:{") || word.contains("cg:lease:{"));
+        let has_key = || words.iter().any(|word| word.starts_with("cg:") && !word.contains('*'));
         assert!(self.nodes.len() == 1 || has_key(), "{words:?}: on which node? `query_all`, or `node_of`");
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);

@@ -53,6 +53,36 @@ async fn flushall() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
+/// What says whose Redis it is, and of which layout, comes back beside a core that serves, and the doctor finds both together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_serving_core_has_recorded_in_redis() {
+    let row = Row::begin("keys lost: those that say whose Redis it is");
+    let on_postgres = match Fixture::on_postgres(false).await {
+        Ok(fixture) => fixture,
+        Err(why) => return row.skip(&why),
+    };
+    for fixture in [Fixture::external().await, on_postgres] {
+        let redis = fixture.redis().await;
+        let recorded = async || {
+            let mut found = Vec::new();
+            for key in ["cg:store", "cg:layout"] {
+                found.push(redis.query::<Option<String>>(&["GET", key]).await);
+            }
+            found
+        };
+        let before = recorded().await;
+        assert!(before.iter().all(Option::is_some), "{before:?}");
+        row.fault();
+        redis.query_all::<()>(&["FLUSHALL"]).await;
+        eventually(SOON, || async {
+            let now = recorded().await;
+            holds(now == before, || format!("{now:?} instead of {before:?}"))
+        })
+        .await;
+    }
+    row.passed(2, "recorded again");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushall_before_sql_has_heard() {
     let row = Row::begin("keys lost: FLUSHALL, with claims that SQL has not heard of");

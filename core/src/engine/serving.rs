@@ -47,6 +47,13 @@ pub enum ServingError {
     Sql(#[from] SqlError),
 }
 
+impl ServingError {
+    /// Whether the right to serve is lost, so that the core has to stop.
+    pub fn is_loss(&self) -> bool {
+        matches!(self, Self::AnotherRedis | Self::AnotherLayout(_))
+    }
+}
+
 /// This core's right to serve the database with its Redis.
 #[derive(Debug)]
 pub struct Serving {
@@ -63,10 +70,7 @@ impl Serving {
     /// [`ServingError::AnotherRedis`] when a core still serves with another Redis, [`ServingError::AnotherLayout`] when a version
     /// with another layout has served with this one.
     pub async fn claim(redis: Arc<RedisStore>, sql: SqlStore, take_over: bool) -> Result<Self, ServingError> {
-        let layout = redis.layout().await?;
-        if layout != LAYOUT.to_string() {
-            return Err(ServingError::AnotherLayout(layout));
-        }
+        keep_layout(&redis).await?;
         let store_id = redis.store_id().await?;
         let listening = Instant::now();
         let mut first: Option<ServedBy> = None;
@@ -97,16 +101,30 @@ impl Serving {
         Ok(serving)
     }
 
-    /// Records again that this core serves.
+    /// Records again in both that this core serves.
     ///
     /// # Errors
-    /// [`ServingError::AnotherRedis`] when the database was claimed for another Redis meanwhile: this core has to stop.
+    /// [`ServingError::AnotherRedis`] when the database was claimed for another Redis meanwhile, and those of
+    /// [`renew_in_redis`](Self::renew_in_redis).
     pub async fn renew(&self) -> Result<(), ServingError> {
         if !self.sql.serve_on(&self.store_id).await? {
             return Err(ServingError::AnotherRedis);
         }
-        // Redis may have lost its id with everything else.
-        self.redis.keep_store_id(&self.store_id).await?;
-        Ok(())
+        self.renew_in_redis().await
     }
+
+    /// Records again in Redis whose it is and which layout it has: it may have lost both with everything else.
+    ///
+    /// # Errors
+    /// [`ServingError::AnotherLayout`] when a version with another layout has begun to serve with it since.
+    pub async fn renew_in_redis(&self) -> Result<(), ServingError> {
+        self.redis.keep_store_id(&self.store_id).await?;
+        keep_layout(&self.redis).await
+    }
+}
+
+/// Records the layout of this version's keys, where none is.
+async fn keep_layout(redis: &RedisStore) -> Result<(), ServingError> {
+    let layout = redis.layout().await?;
+    if layout == LAYOUT.to_string() { Ok(()) } else { Err(ServingError::AnotherLayout(layout)) }
 }
