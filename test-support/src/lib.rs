@@ -53,4 +53,4 @@ pub use inspect::{RedisView, Snapshot};
 pub use redis_server::RedisServer;
 pub use servers::Servers;
 pub use sql::{Sql, SqlClaim};
-pub use wait::{SOON, eventually, heavy};
+pub use wait::{SOON, eventually, heavy, undisturbed};

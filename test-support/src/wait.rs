@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Long enough for whatever must happen automatically, on a machine that is busy with other tests.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -29,9 +29,14 @@ pub fn holds(condition: bool, found: impl FnOnce() -> String) -> Result<(), Stri
     if condition { Ok(()) } else { Err(found()) }
 }
 
-static HEAVY: Mutex<()> = Mutex::const_new(());
+static MACHINE: RwLock<()> = RwLock::const_new(());
 
 /// Held by tests that load the whole machine, so that they do not starve each other.
-pub async fn heavy() -> MutexGuard<'static, ()> {
-    HEAVY.lock().await
+pub async fn heavy() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().await
+}
+
+/// Held by tests that take long and load it little, and that a heavy one would disturb: beside each other.
+pub async fn undisturbed() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().await
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use support::edge::{Runtime, World};
 
-use super::edge::{open_world, run_alone};
+use super::edge::{self, open_world, run_alone};
 use crate::command_line::{Said, ask, run};
 
 /// Drills `world` through its edge, as on core's own machine.
@@ -33,7 +33,7 @@ fn a_storm_through_the_edge_is_proven() {
 
 #[test]
 fn an_edge_that_limits_requests_is_drilled_as_fast_as_it_allows() {
-    run_alone(async {
+    edge::run(async {
         let world = World::start(Runtime::asked(), "edge-drill", "production", &[]).await;
         let said = drill(&world, &["--units", "30", "--users", "200"]).await.ended(0);
         said.one_line("RATE_PER_ADDRESS");

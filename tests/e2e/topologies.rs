@@ -86,23 +86,25 @@ async fn a_sentinel_is_refused_at_the_start() {
     is_refused(&url, "redis.role", &["Sentinel", "redis+sentinel://"]).await;
 }
 
-/// Before it serves: claims there would all be refused.
-#[tokio::test]
-async fn keys_of_another_layout_are_refused_at_the_start() {
+/// Before a core serves, and while it does: claims there would all be refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_of_another_layout_are_refused() {
     let server = RedisServer::start().await;
     let options = CoreOptions::default().with("CLAIMGATE_REDIS_URL", server.url());
     let mut first = options.clone().start().await;
     let layout: String = server.view().await.query(&["GET", "cg:layout"]).await;
     first.stop().await;
-    first.restart().await.stop().await;
+    let first = first.restart().await;
     server.view().await.query::<()>(&["SET", "cg:layout", "5"]).await;
-    let mut second = Core::launch(options).await;
-    let status = second.process().wait(SOON).await;
-    let log = second.log();
-    assert_eq!(status.code(), Some(2), "{log}");
-    let said = ["CLAIMGATE_REDIS_URL: ", "layout 5", &format!("layout {layout}")];
-    let last = log.lines().last().unwrap_or_default();
-    assert!(said.iter().all(|part| last.contains(part)), "{log}");
+    let second = Core::launch(options).await;
+    for mut core in [first, second] {
+        let status = core.process().wait(SOON).await;
+        let log = core.log();
+        assert_eq!(status.code(), Some(2), "{log}");
+        let said = ["CLAIMGATE_REDIS_URL: ", "layout 5", &format!("layout {layout}")];
+        let last = log.lines().last().unwrap_or_default();
+        assert!(said.iter().all(|part| last.contains(part)), "{log}");
+    }
 }
 
 /// There may be a failover behind the address: core waits for the primary.

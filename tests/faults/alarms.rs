@@ -17,7 +17,7 @@ use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisView, SOON, binary, eventually, heavy, only_on};
+use support::{Core, CoreOptions, RedisView, SOON, binary, eventually, only_on, undisturbed};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
@@ -163,7 +163,7 @@ async fn delete_outbox(redis: &RedisView, campaign: &str) {
 async fn of_a_core_with_a_database_of_its_own() {
     only_on!(OWN, "it stops servers of its own");
     let row = Row::begin("alarms: Redis, SQL, the outbox, webhooks, the core itself");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let postgres = match Postgres::start().await {
         Ok(postgres) => postgres,
         Err(why) => return row.skip(&why),
@@ -306,7 +306,7 @@ async fn without_sql(row: &Row, postgres: &Postgres, core: &Core, watch: &Watch)
 async fn of_replicas_that_are_missing_and_memory_that_is_full() {
     only_on!(OWN, "it brings its own servers");
     let row = Row::begin("alarms: replicas, memory, and a server that may not be believed");
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let set = SentinelSet::start(Kind::asked()).await;
     let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 2).await;

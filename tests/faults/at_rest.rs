@@ -12,7 +12,7 @@ use support::inspect::key;
 use support::process::cpu_ms;
 use support::sql::{Campaigns, Sql};
 use support::wait::holds;
-use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, heavy};
+use support::{Core, CoreOptions, RedisServer, RedisView, SOON, eventually, undisturbed};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
@@ -85,7 +85,7 @@ async fn cost(core: &Core, redis: &RedisView, time: Duration) -> (f64, [f64; 2])
 async fn campaigns_at_rest_cost_little_however_many_they_are_and_whatever_befalls_one_is_found() {
     let (live, ended) = (size("LIVE", LIVE), size("ENDED", ENDED));
     let row = Row::begin(format!("{live} campaigns at rest, {ended} over"));
-    let _turn = heavy().await;
+    let _turn = undisturbed().await;
     let (directory, url) = database().await;
     let sql = Sql::open(&url);
     assert_eq!(sql.run(Campaigns { live, ended }.insert()).await, live + ended);

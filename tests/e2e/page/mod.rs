@@ -8,6 +8,7 @@ mod states;
 mod words;
 
 use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -38,11 +39,15 @@ pub const SAYS: &str = "const real = fetch, query = new URLSearchParams(location
         return real(url, options);
     };";
 
-/// As `make up` has it: with the demo's tokens. One test at a time, so that it may break things.
+/// As `make up` has it: with the demo's tokens. One of a few, each for one test at a time, so that it may break things.
 pub async fn page_world() -> MutexGuard<'static, World> {
-    static WORLD: OnceCell<Mutex<World>> = OnceCell::const_new();
-    let start = || async { Mutex::new(World::start(Runtime::asked(), "page", "local", &[]).await) };
-    let mut world = WORLD.get_or_init(start).await.lock().await;
+    static WORLDS: [OnceCell<Mutex<World>>; 3] = [const { OnceCell::const_new() }; 3];
+    static TAKEN: AtomicUsize = AtomicUsize::new(0);
+    let at = TAKEN.fetch_add(1, Ordering::Relaxed) % WORLDS.len();
+    let start = || async {
+        Mutex::new(World::start(Runtime::asked(), &format!("page-{at}"), "local", &[]).await)
+    };
+    let mut world = WORLDS[at].get_or_init(start).await.lock().await;
     world.heal().await;
     world
 }
