@@ -19,34 +19,37 @@ pub const GROUP: Group = Group {
 
 /// Claims from 1,000 campaigns before those that count: each is brought into Redis by its first.
 const WARM_UP: Pace = Pace::Count(5_000);
+/// With that many times the connections no processor waits for callers that wait for a replica.
+const FULL_LOAD: usize = 4;
+/// Of the length of another load: there are four times as many.
+const SHORTER: f64 = 2.0 / 3.0;
 
-/// The figures of one fsync setting and one spread.
+/// The figures of one fsync setting, one spread and one number of connections.
 #[derive(Debug)]
 struct Set {
-    spread: &'static str,
+    load: &'static str,
     ratio: &'static Definition,
     without: &'static Definition,
     with: &'static Definition,
 }
 
-/// The figures of one fsync setting: of one campaign, and of 1,000.
+/// The figures of one fsync setting, in the order of [`Replicated::measure`].
 #[derive(Debug)]
 struct Sets {
     fsync: Fsync,
-    one: Set,
-    thousand: Set,
+    sets: [Set; 4],
 }
 
 macro_rules! set {
-    ($spread:literal, $word:literal) => {
+    ($load:literal, $word:literal) => {
         Set {
-            spread: $spread,
-            ratio: &Definition::at_least(concat!("barrier, ", $spread, ", ", $word), Unit::Ratio, 0.9),
+            load: $load,
+            ratio: &Definition::at_least(concat!("barrier, ", $load, ", ", $word), Unit::Ratio, 0.9),
             without: &Definition::told(
-                concat!("replica not waited for, ", $spread, ", ", $word),
+                concat!("replica not waited for, ", $load, ", ", $word),
                 Unit::PerSecond,
             ),
-            with: &Definition::told(concat!("replica waited for, ", $spread, ", ", $word), Unit::PerSecond),
+            with: &Definition::told(concat!("replica waited for, ", $load, ", ", $word), Unit::PerSecond),
         }
     };
 }
@@ -55,13 +58,19 @@ macro_rules! sets {
     ($($name:ident: $fsync:expr, $word:literal;)*) => {
         $(const $name: Sets = Sets {
             fsync: $fsync,
-            one: set!("one campaign", $word),
-            thousand: set!("1,000 campaigns", $word),
+            sets: [
+                set!("one campaign", $word),
+                set!("1,000 campaigns", $word),
+                set!("one campaign, full load", $word),
+                set!("1,000 campaigns, full load", $word),
+            ],
         };)*
         const SETS: &[&Sets] = &[$(&$name),*];
         const FIGURES: &[&Definition] = &[$(
-            $name.one.ratio, $name.one.without, $name.one.with,
-            $name.thousand.ratio, $name.thousand.without, $name.thousand.with,
+            $name.sets[0].ratio, $name.sets[0].without, $name.sets[0].with,
+            $name.sets[1].ratio, $name.sets[1].without, $name.sets[1].with,
+            $name.sets[2].ratio, $name.sets[2].without, $name.sets[2].with,
+            $name.sets[3].ratio, $name.sets[3].without, $name.sets[3].with,
         )*];
     };
 }
@@ -86,12 +95,18 @@ impl Replicated {
         Ok(Self { server, thousand })
     }
 
-    /// Claims a second from one campaign, and from 1,000.
-    async fn measure(&mut self, session: &mut Session) -> anyhow::Result<[f64; 2]> {
-        let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
-        let one = self.server.claims(session, connections, pace).await?;
-        let thousand = self.server.claims_of(session, &mut self.thousand, connections, pace).await?;
-        Ok([one, thousand].map(|claims| claims.tally.per_second()))
+    /// Claims a second from one campaign and from 1,000, and the same from four times as many connections.
+    async fn measure(&mut self, session: &mut Session) -> anyhow::Result<[f64; 4]> {
+        let pace = Pace::Closed(length(session).mul_f64(SHORTER));
+        let mut measured = [0.0; 4];
+        for (at, times) in [(0, 1), (2, FULL_LOAD)] {
+            let connections = times * session.options.connections;
+            let one = self.server.claims(session, connections, pace).await?;
+            let thousand = self.server.claims_of(session, &mut self.thousand, connections, pace).await?;
+            measured[at] = one.tally.per_second();
+            measured[at + 1] = thousand.tally.per_second();
+        }
+        Ok(measured)
     }
 }
 
@@ -103,14 +118,14 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
             session.begin_round();
             let before = without.measure(session).await?;
             let after = with.measure(session).await?;
-            for (set, at) in [(&sets.one, 0), (&sets.thousand, 1)] {
+            for ((set, before), after) in sets.sets.iter().zip(before).zip(after) {
                 session.say(format_args!(
-                    "round {round} · {}, {}: {:.0} claims/s, {:.0} when the replica is waited for",
-                    set.spread, sets.fsync, before[at], after[at]
+                    "round {round} · {}, {}: {before:.0} claims/s, {after:.0} when the replica is waited for",
+                    set.load, sets.fsync
                 ));
-                session.add(set.ratio, after[at] / before[at]);
-                session.add(set.without, before[at]);
-                session.add(set.with, after[at]);
+                session.add(set.ratio, after / before);
+                session.add(set.without, before);
+                session.add(set.with, after);
             }
         }
     }

@@ -44,9 +44,8 @@ pub async fn page_world() -> MutexGuard<'static, World> {
     static WORLDS: [OnceCell<Mutex<World>>; 3] = [const { OnceCell::const_new() }; 3];
     static TAKEN: AtomicUsize = AtomicUsize::new(0);
     let at = TAKEN.fetch_add(1, Ordering::Relaxed) % WORLDS.len();
-    let start = || async {
-        Mutex::new(World::start(Runtime::asked(), &format!("page-{at}"), "local", &[]).await)
-    };
+    let start =
+        || async { Mutex::new(World::start(Runtime::asked(), &format!("page-{at}"), "local", &[]).await) };
     let mut world = WORLDS[at].get_or_init(start).await.lock().await;
     world.heal().await;
     world
