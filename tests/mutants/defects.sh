@@ -186,6 +186,8 @@ defect left_behind_is_left core/src/jobs/outbox_relay.rs \
 defect outsider_adopted core/src/domain/replica_set.rs \
     'self.sets.iter().find(|set| set.members.contains(&view.primary))' 'self.sets.first()' \
     faults replicas::a_server_outside
+defect kept_id core/src/engine/serving.rs \
+    'self.redis.keep_store_id(&self.store_id).await?;' '' faults what_a_serving_core
 defect wait_for_barrier core/src/store/redis/replicas.rs \
     'let confirmed = asked.confirmed(connection, session).await?;' \
     'let wait = redis::cmd("WAIT").arg(1).arg(100).query_async::<u64>(&mut session.connection.clone()).await;
