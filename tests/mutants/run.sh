@@ -22,7 +22,7 @@ caught=() missed=()
 # Only what is different is written, so that only what is different is built again.
 copy_tree() {
     mkdir -p "$tree" "$log"
-    git ls-files --cached --others --exclude-standard -z -- Cargo.toml Cargo.lock bench test-support core docs edge lab lua shared tests |
+    git ls-files --cached --others --exclude-standard -z |
         while IFS= read -r -d '' file; do
             if [ ! -f "$file" ] || cmp -s "$file" "$tree/$file"; then continue; fi
             mkdir -p "$tree/$(dirname "$file")"
