@@ -4,7 +4,8 @@
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
 defect ack_before_commit core/src/jobs/outbox_relay.rs \
     '            let turn = match self.commits.commit(' \
-    '            self.parts.redis.acknowledge(&handle.keys, &batch.entries).await?;
+    '            let mut early = self.parts.redis.session_of(handle.keys.slot, from).await?;
+            self.parts.redis.acknowledge(&mut early, &handle.keys, &batch.entries).await?;
             let turn = match self.commits.commit('
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     'let relayed = self.relay_suspended(handle, suspended.epoch).await?;' 'let relayed = 0;'

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Mutation tests, for `make soak`: a copy of the tree gets one defect at a time, and the model has to go red on it, or the
-# test that is named with it. A defect whose text is no longer found, or that does not build, is an error: it would prove
-# nothing.
+# test that is named with it. A defect whose text is no longer found ends the run; one that does not build is told with the
+# others at its end. Both are errors: they would prove nothing.
 #
 #   tests/mutants/run.sh [NAME …]     all of defects.sh, or those named
 #   tests/mutants/run.sh --check      only whether every defect's text is still found
@@ -17,7 +17,7 @@ log=$root/target/mutants/logs
 check_only=
 if [ "${1-}" = --check ]; then check_only=yes && shift; fi
 wanted=("$@")
-caught=() missed=()
+caught=() missed=() broken=()
 
 # Only what is different is written, so that only what is different is built again.
 copy_tree() {
@@ -60,11 +60,9 @@ defect() {
     printf '%s' "${text%.}" >"$tree/$file"
     started=$SECONDS
     if ! build "$test" >"$log/$name" 2>&1; then
-        tail -n 20 "$log/$name" >&2
-        echo "$name: does not build" >&2
-        exit 2
-    fi
-    if run_test "$test" "$filter" -- --nocapture >"$log/$name" 2>&1; then
+        broken+=("$name")
+        echo "BROKEN  $name ($((SECONDS - started)) s): $(grep -m 1 '^error' "$log/$name" || true)"
+    elif run_test "$test" "$filter" -- --nocapture >"$log/$name" 2>&1; then
         missed+=("$name")
         echo "MISSED  $name ($((SECONDS - started)) s)"
     else
@@ -89,5 +87,6 @@ fi
 grep -E 'SEED|campaigns' "$log/without"
 # shellcheck source=tests/mutants/defects.sh
 . "$root/tests/mutants/defects.sh"
-echo "${#caught[@]} mutants caught, ${#missed[@]} missed: ${missed[*]-}"
+echo "${#caught[@]} mutants caught, ${#missed[@]} missed: ${missed[*]-}; ${#broken[@]} do not build: ${broken[*]-}"
+[ ${#broken[@]} -eq 0 ] || exit 2
 [ ${#missed[@]} -eq 0 ]
