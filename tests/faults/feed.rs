@@ -25,6 +25,8 @@ const CALLERS: usize = 16;
 const CLAIMS: usize = 40;
 /// How long a reader waits that got no answer.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How long PostgreSQL lets a transaction of core's wait for a row, in seconds.
+const LOCK_TIMEOUT_S: u32 = 10;
 
 /// Where the calls of a storm go: to each core in turn.
 #[derive(Default)]
@@ -160,7 +162,7 @@ async fn a_storm_followed_on_sqlite() {
     storm(row, Fixture::managed().await).await;
 }
 
-/// What commits first is told first, and does not wait for what began before it.
+/// What commits first is told first, and does not wait for what began before it: not even until PostgreSQL gives that up.
 #[tokio::test]
 async fn a_commit_that_is_held_up_is_told_later_and_holds_up_no_other() {
     let row = Row::begin("the feed while one campaign's row is locked");
@@ -178,7 +180,7 @@ async fn a_commit_that_is_held_up_is_told_later_and_holds_up_no_other() {
     let mut follower = Follower::default();
     for user in ["carl", "dora", "eve"] {
         fixture.core.claim("fast", user, "k").await.expect(201);
-        let page = fixture.core.admin_get(&follower.path(100, 30)).await.expect(200).json();
+        let page = fixture.core.admin_get(&follower.path(100, LOCK_TIMEOUT_S - 2)).await.expect(200).json();
         let told: Vec<_> =
             follower.take(&page).iter().map(|item| item["claim"]["user_id"].to_string()).collect();
         assert_eq!(told, [format!("\"{user}\"")]);

@@ -33,9 +33,10 @@ copy_tree() {
 # $1 the test binary, the rest for it.
 run_test() { (cd "$tree" && cargo test --quiet -p claimgate-tests --test "$@"); }
 
-# The tests of faults/ run the program itself.
+# The tests of e2e/ and faults/ run the program itself.
 build() { # $1 the test binary
-    run_test "$1" --no-run && if [ "$1" = faults ]; then (cd "$tree" && cargo build --quiet --bin claimgate); fi
+    run_test "$1" --no-run
+    case $1 in e2e | faults) (cd "$tree" && cargo build --quiet --profile test --bin claimgate) ;; esac
 }
 
 is_wanted() {
