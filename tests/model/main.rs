@@ -7,6 +7,7 @@
 #![allow(missing_docs)] // a binary of tests: its documentation is read beside the code only
 
 mod compare;
+mod due_holds;
 mod http;
 mod old_copy;
 mod operations;

@@ -109,7 +109,7 @@ defect returned_twice lua/transition.lua \
     "(claim.status == HELD or claim.status == GRANTED)" '(claim.status ~= EXPIRED)'
 defect confirmed_hold_stays_due lua/transition.lua 'if claim.status == HELD then append' 'if false then append'
 defect hold_lasts_longer lua/transition.lua 'work.now >= claim.expires_at' 'work.now > claim.expires_at'
-defect refused_while_holds_are_due lua/claim.lua 'more_due and AGAIN or answer' 'answer'
+defect refused_while_holds_are_due lua/claim.lua 'more_due and AGAIN or answer' 'answer' model due_holds
 # Holds are looked at only once the state's next due time has come: it may be too early, never too late.
 defect first_hold_sets_no_due_time lua/prelude.lua \
     'campaign.next_due = math.min(campaign.next_due,' 'campaign.next_due = math.max(campaign.next_due,'
@@ -134,8 +134,11 @@ defect suspended_campaign_decides lua/suspend.lua \
 defect sequence_given_again core/src/engine/recovery.rs 'campaign.high_water_mark.sequence.max(totals.sequence)' 'totals.sequence'
 
 # Under memory pressure nothing is written.
-defect no_shebang lua/prelude.lua '#!lua
-' ''
+defect claims_past_the_limit core/src/store/redis/scripts.rs \
+    "redis.register_function('{name}', function(keys, arguments)" \
+    "local function add(name, callback) redis.register_function{{function_name=name, callback=callback, \
+             flags={{'allow-oom'}}}} end add('{name}', function(keys, arguments)" \
+    faults redis::memory_limit
 # The relay, which frees memory, needs none.
 defect reading_needs_memory core/src/store/redis/scripts.rs 'const READS: &str = "no-writes";' 'const READS: &str = "allow-stale";'
 defect relay_needs_memory core/src/store/redis/scripts.rs \
