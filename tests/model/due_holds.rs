@@ -1,4 +1,4 @@
-//! More holds fall due at once than one call gives back: a limit refuses nobody while units are still to come back.
+//! More holds fall due at once than one call gives back: no limit refuses a claim while units are still to come back.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
