@@ -6,7 +6,7 @@ use redis::Value;
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits};
 use support::inspect::key;
-use support::process::Signal;
+use support::process::{Signal, signal_pid};
 use support::storm::{Seen, wishes};
 use support::wait::holds;
 use support::{Core, RedisView, SOON, eventually, heavy};
@@ -55,18 +55,21 @@ pub async fn in_hand(redis: &RedisView, campaign: &str) -> Vec<String> {
     entries.into_iter().map(|(id, _)| id).collect()
 }
 
-/// Users from `first` on win on the second core until both cores have read entries and wait for SQL, which is held: each
-/// waits with those of one read. Returns the next user.
+/// Users from `first` on win until both cores have read entries and wait for SQL, which is held: the first core, while the second
+/// stands still, and then the second. Returns the next user.
 async fn until_both_wait(fixture: &Fixture, checker: &Checker, first: usize) -> usize {
     let redis = fixture.redis().await;
+    let second = fixture.other().pid();
+    signal_pid(second, Signal::STOP);
     let mut user = first;
-    for _ in 0..2 {
+    for core in [&fixture.core, fixture.other()] {
         let last = last_read(&redis, "demo").await;
         while last_read(&redis, "demo").await == last {
-            checker.win(fixture.other(), user..user + 1).await;
+            checker.win(core, user..user + 1).await;
             user += 1;
             assert!(user < 2000, "a core reads nothing");
         }
+        signal_pid(second, Signal::CONT);
     }
     user
 }
