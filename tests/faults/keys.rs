@@ -53,7 +53,7 @@ async fn flushall() {
     fixture.judge(row, &checker, Expect::default()).await;
 }
 
-/// What says whose Redis it is, and of which layout, comes back beside a core that serves, and the doctor finds both together.
+/// What says whose Redis it is, and of which layout, comes back beside a core that serves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_serving_core_has_recorded_in_redis() {
     let row = Row::begin("keys lost: those that say whose Redis it is");

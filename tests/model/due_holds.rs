@@ -1,10 +1,9 @@
 //! More holds fall due at once than one call gives back: no limit refuses a claim while units are still to come back.
 
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 
 use super::operations::Ask;
-use super::reference::{AdminState, Answer, DUE_MAX, Limits, Rules};
+use super::reference::{Answer, DUE_MAX, Rules};
 use super::system::System;
 
 const HOLD_MS: i64 = 60_000;
@@ -13,15 +12,7 @@ const HOLD_MS: i64 = 60_000;
 async fn who_needs_more_than_one_call_gives_back_is_asked_again() {
     let holds = u32::try_from(2 * DUE_MAX + 1).unwrap();
     let begins_at = Timestamp::now().as_millisecond();
-    let rules = Rules {
-        limits: Limits { total: Some(holds), ..Limits::default() },
-        starts_at: begins_at,
-        ends_at: None,
-        admin_state: AdminState::On,
-        version: 1,
-        zone: TimeZone::UTC,
-        hold_ms: Some(HOLD_MS),
-    };
+    let rules = Rules::held(holds, HOLD_MS, begins_at);
     let mut system = System::start(&rules, begins_at).await;
     let ask = |user: String, quantity| Ask { user, key: "k".to_owned(), quantity };
     let all: Vec<_> = (0..holds).map(|user| ask(format!("u{user}"), 1)).collect();

@@ -1,10 +1,9 @@
 //! An old copy of Redis that lacks no grant, only what became of claims later.
 
 use claimgate_core::engine::recovery::Recovered;
-use jiff::tz::TimeZone;
 
 use super::operations::Ask;
-use super::reference::{AdminState, Limits, Rules, Transition};
+use super::reference::{Rules, Transition};
 use super::system::System;
 
 const HOLD_MS: i64 = 30_000;
@@ -14,15 +13,7 @@ const HOLD_MS: i64 = 30_000;
 #[tokio::test(flavor = "current_thread")]
 async fn a_confirmation_that_redis_has_lost_is_not_undone() {
     let begins_at = jiff::Timestamp::now().as_millisecond();
-    let rules = Rules {
-        limits: Limits { total: Some(1), ..Limits::default() },
-        starts_at: begins_at - HOLD_MS,
-        ends_at: None,
-        admin_state: AdminState::On,
-        version: 1,
-        zone: TimeZone::UTC,
-        hold_ms: Some(HOLD_MS),
-    };
+    let rules = Rules::held(1, HOLD_MS, begins_at - HOLD_MS);
     let mut system = System::start(&rules, begins_at).await;
     let ask = |user: &str| Ask { user: user.to_owned(), key: "k".to_owned(), quantity: 1 };
     system.claims(&[ask("alice")]).await.expect("held");

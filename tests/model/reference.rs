@@ -61,6 +61,21 @@ pub struct Rules {
     pub hold_ms: Option<i64>,
 }
 
+impl Rules {
+    /// Of a campaign whose `total` units are held for `hold_ms` each.
+    pub fn held(total: u32, hold_ms: i64, starts_at: i64) -> Self {
+        Self {
+            limits: Limits { total: Some(total), ..Limits::default() },
+            starts_at,
+            ends_at: None,
+            admin_state: AdminState::On,
+            version: 1,
+            zone: TimeZone::UTC,
+            hold_ms: Some(hold_ms),
+        }
+    }
+}
+
 /// A claim as its owner sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {

@@ -35,7 +35,7 @@ run_test() { (cd "$tree" && cargo test --quiet -p claimgate-tests --test "$@"); 
 
 # The tests of e2e/ and faults/ run the program itself.
 build() { # $1 the test binary
-    run_test "$1" --no-run
+    run_test "$1" --no-run || return
     case $1 in e2e | faults) (cd "$tree" && cargo build --quiet --profile test --bin claimgate) ;; esac
 }
 

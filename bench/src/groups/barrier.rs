@@ -21,7 +21,7 @@ pub const GROUP: Group = Group {
 const WARM_UP: Pace = Pace::Count(5_000);
 /// With that many times the connections no processor waits for callers that wait for a replica.
 const FULL_LOAD: usize = 4;
-/// Of the length of another load: there are four times as many.
+/// Of another group's length: with the full load there are twice as many, and `make bench` has 12 minutes.
 const SHORTER: f64 = 2.0 / 3.0;
 
 /// The figures of one fsync setting, one spread and one number of connections.
