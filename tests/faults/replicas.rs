@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
-use support::checker::{Checker, Expect, Limits};
+use serde_json::{Value, json};
+use support::checker::{Checker, Expect, Limits, Verdict};
 use support::cluster::ClusterSet;
+use support::core_client::campaign;
+use support::inspect::key;
 use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::promotion::has_members;
@@ -12,9 +14,10 @@ use support::redis_server::Kind;
 use support::sentinel::SentinelSet;
 use support::sql::Sql;
 use support::storm::Seen;
+use support::times::from_now;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually, heavy};
+use support::{Core, CoreOptions, SOON, eventually, heavy, undisturbed};
 
 use crate::load::under_load;
 use crate::tally::{Row, say};
@@ -153,6 +156,53 @@ async fn a_server_outside_the_set_stays_closed() {
     has_members(&watched.core, 2).await;
     decides(&watched.core, &watched.checker, "outside").await;
     watched.judge(row, 2).await;
+}
+
+/// What an evictor that died has left in Redis, and a failover could bring back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_eviction_is_over_once_a_replica_has_it() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
+    let row = Row::begin_on(kind, "replicas: stopped while an evicted campaign's keys are removed");
+    let _turn = undisturbed().await;
+    let set = SentinelSet::start(kind).await;
+    let options = waiting_for_one(set.url()).with("CLAIMGATE_ARCHIVE_AFTER_S", "1");
+    let core = options.with("RUST_LOG", "info,claimgate_core::jobs=debug").start().await;
+    has_members(&core, 2).await;
+    let mut body = campaign("demo", json!({"total": 20}));
+    body["ends_at"] = json!(from_now(2));
+    core.create_with(body).await;
+    let (sql, redis) = (Sql::in_directory(&core.data_dir()), set.view(0).await);
+    let dropped = "SELECT keys_dropped, token FROM campaigns WHERE id = $1 AND evicted_at IS NOT NULL";
+    let row_of = || async { sql.numbers(dropped, "demo").await };
+    let token = eventually(SOON, || async {
+        row_of().await.and_then(|row| row[1].filter(|_| row[0] == Some(1))).ok_or_else(|| core.log())
+    })
+    .await;
+    let pids = [set.view(1).await.pid().await, set.view(2).await.pid().await];
+    row.fault();
+    for pid in pids {
+        signal_pid(pid, Signal::STOP);
+    }
+    let key = key("demo", "campaign");
+    let left = ["HSET", &key, "token", &token.to_string(), "phase", "suspended"];
+    assert_eq!(redis.query::<u64>(&left).await, 2);
+    sql.run("UPDATE campaigns SET keys_dropped = 0".to_owned()).await;
+    eventually(2 * SOON, || async {
+        holds(core.log().contains("keys of evicted campaigns are not dropped"), || core.log())
+    })
+    .await;
+    assert_eq!(redis.query::<u64>(&["EXISTS", &key]).await, 0, "the primary has removed it");
+    assert_eq!(row_of().await.expect("evicted")[0], Some(0), "no replica has");
+    for pid in pids {
+        signal_pid(pid, Signal::CONT);
+    }
+    eventually(2 * SOON, || async {
+        let row = row_of().await.expect("evicted");
+        holds(row[0] == Some(1), || core.log())
+    })
+    .await;
+    row.survived(0, Verdict::default());
 }
 
 /// The slot of the barrier's own key moves to another node, and no campaign is in it.

@@ -11,13 +11,13 @@ pub type Counts = BTreeMap<(Protocol, Protocol), usize>;
 /// columns would be too few.
 pub fn print(title: &str, counts: &Counts) {
     println!("\n{title}: A down, B across");
-    print!("{:<12}", "");
+    print!("{:<8}", "");
     for number in 1..=PROTOCOLS.len() {
         print!("{number:>4}");
     }
     println!();
     for (row, (a, name)) in PROTOCOLS.iter().enumerate() {
-        print!("{:>2} {name:<9.9}", row + 1);
+        print!("{:>2} {name:<5.5}", row + 1);
         for (b, _) in PROTOCOLS {
             match counts.get(&(*a, b)) {
                 Some(count) => print!("{count:>4}"),

@@ -1,5 +1,7 @@
 //! One schedule's campaign, its two cores, and the callers' side of both.
 
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use axum::http::Method;
@@ -9,7 +11,7 @@ use support::inspect::key;
 
 use super::initial_state::InitialState;
 use super::node::{Node, Reply};
-use super::told::Told;
+use super::told::{Acknowledged, Told};
 use super::track::Log;
 use super::world::World;
 
@@ -22,6 +24,8 @@ pub struct Play<'w> {
     pub told: Told,
     pub log: Log,
     users: AtomicUsize,
+    /// Users whose claims a replica has that is behind; `None` before there is one.
+    behind: OnceLock<BTreeSet<String>>,
 }
 
 impl<'w> Play<'w> {
@@ -32,6 +36,7 @@ impl<'w> Play<'w> {
             told: Told::default(),
             log: Log::default(),
             users: AtomicUsize::new(0),
+            behind: OnceLock::new(),
         }
     }
 
@@ -156,6 +161,14 @@ impl<'w> Play<'w> {
 
     /// Redis loses the campaign. What SQL has not heard of by then is gone, as nothing else was promised.
     pub async fn lose_keys(&self) {
+        self.lose_all_but(&BTreeSet::new()).await;
+        let keys = self.keys();
+        let words: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
+        self.world.redis.query::<u64>(&words).await;
+    }
+
+    /// No promise covers claims any more of which SQL has not heard, but for those of `kept`.
+    async fn lose_all_but(&self, kept: &BTreeSet<String>) {
         let rows = self.world.sql.claims(&self.id).await;
         let told = self.told.get();
         let in_sql = |id: &String, sequence: u64| {
@@ -168,14 +181,31 @@ impl<'w> Play<'w> {
                     && (!transitions.confirmed || ["granted", "returned"].contains(&status))
             })
         };
-        let lost = told
-            .claims
-            .values()
-            .filter(|claim| !in_sql(&claim.id, claim.sequence) || !is_up_to_date(&claim.id));
-        self.told.lost(lost.map(|claim| claim.id.clone()));
-        let keys = self.keys();
-        let words: Vec<&str> = std::iter::once("UNLINK").chain(keys.iter().map(String::as_str)).collect();
-        self.world.redis.query::<u64>(&words).await;
+        let is_lost = |user: &String, claim: &Acknowledged| {
+            !(kept.contains(user) || in_sql(&claim.id, claim.sequence)) || !is_up_to_date(&claim.id)
+        };
+        let lost = told.claims.iter().filter(|(user, claim)| is_lost(user, claim));
+        self.told.lost(lost.map(|(_, claim)| claim.id.clone()));
+    }
+
+    /// A replica that has what Redis has by now, and gets nothing more.
+    pub async fn leave_a_replica_behind(&self) {
+        for key in self.keys() {
+            self.world.redis.query::<u64>(&["COPY", &key, &behind(&key)]).await;
+        }
+        let users = self.told.get().claims.into_keys().collect();
+        self.behind.set(users).expect("one replica is behind");
+    }
+
+    /// The replica that is behind, if there is one, becomes the primary.
+    pub async fn fail_over(&self) {
+        if let Some(kept) = self.behind.get() {
+            self.lose_all_but(kept).await;
+            for key in self.keys() {
+                self.world.redis.query::<u64>(&["COPY", &behind(&key), &key, "REPLACE"]).await;
+            }
+        }
+        self.promote().await;
     }
 
     /// The server becomes a replica and a primary again, with all that it has. All connections end, as they do with the
@@ -200,4 +230,9 @@ impl<'w> Play<'w> {
             self.log.add(format!("    {user} claims at {name}: {}", reply.brief()));
         }
     }
+}
+
+/// The name under which the replica that is behind has its copy of a key.
+fn behind(key: &str) -> String {
+    format!("behind:{key}")
 }

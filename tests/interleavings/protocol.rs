@@ -40,9 +40,11 @@ pub enum Protocol {
     KeyLoss,
     /// The server is promoted, with all that was acknowledged.
     Promote,
+    /// A replica that lacks what was decided last takes its place, and a core that has not heard of that serves a caller.
+    FailOver,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 17] = [
+pub const PROTOCOLS: [(Protocol, &str); 18] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -60,6 +62,7 @@ pub const PROTOCOLS: [(Protocol, &str); 17] = [
     (Protocol::Claims, "claims"),
     (Protocol::KeyLoss, "key-loss"),
     (Protocol::Promote, "promote"),
+    (Protocol::FailOver, "fail-over"),
 ];
 
 impl Protocol {
@@ -78,7 +81,8 @@ impl Protocol {
             Self::Reopen => &[InitialState::Over, InitialState::Evicted],
             Self::Pause | Self::End | Self::Return => &[InitialState::Live, InitialState::Evicted],
             Self::Raise | Self::Lower | Self::Relay | Self::Refresh => &[InitialState::Live],
-            Self::Confirm | Self::Claims | Self::KeyLoss | Self::Promote => &[InitialState::Live],
+            Self::Confirm | Self::Claims | Self::KeyLoss => &[InitialState::Live],
+            Self::Promote | Self::FailOver => &[InitialState::Live],
         }
     }
 
@@ -89,7 +93,8 @@ impl Protocol {
                 true
             }
             Self::Raise | Self::Lower | Self::Pause | Self::End | Self::Relay | Self::Refresh => false,
-            Self::Confirm | Self::Return | Self::Claims | Self::KeyLoss | Self::Promote => false,
+            Self::Confirm | Self::Return | Self::Claims => false,
+            Self::KeyLoss | Self::Promote | Self::FailOver => false,
         }
     }
 
@@ -128,6 +133,19 @@ impl Protocol {
             Self::Promote => {
                 play.promote().await;
                 "the server is promoted".to_owned()
+            }
+            Self::FailOver => {
+                // What has left Redis stays away: an eviction waits for a replica, too.
+                if [InitialState::Over, InitialState::Evicted].contains(&initial) {
+                    play.promote().await;
+                } else {
+                    play.fail_over().await;
+                }
+                let new = play.world.node(1);
+                new.refresh().await;
+                let maintained = new.maintain(&play.campaign_id()).await;
+                let said = play.claim(&new, &play.new_user()).await.brief();
+                format!("{maintained}, then a caller hears {said}")
             }
         }
     }

@@ -54,6 +54,9 @@ schedules! {
     a_promoted_server_is_not_adopted_where_sql_has_refused_its_claims:
         "sqlite forked suspend@1 promote lease=held",
         "postgres forked suspend@1 promote lease=held";
+    a_promoted_server_is_not_adopted_where_sql_hears_of_more_meanwhile:
+        "sqlite live relay@sql:write_entries fail-over@sql:adopt_epoch lease=held",
+        "postgres live relay@sql:write_entries fail-over@sql:adopt_epoch lease=held";
     a_load_that_is_under_way_cannot_open_what_another_has_closed:
         "sqlite absent create@redis:load.open ensure-ready@sql:raise_epoch lease=held",
         "sqlite absent create@redis:load.begin ensure-ready@redis:load.begin lease=held",

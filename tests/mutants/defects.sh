@@ -178,8 +178,6 @@ defect demoted_server_believed core/src/store/redis/primary.rs 'role(&info, mode
     faults sentinel::a_stale
 defect switches_not_heard core/src/jobs/refresher.rs 'engine.sync.redis.follow_switches()' \
     'std::future::pending::<()>()' faults sentinel::the_primary_is_cut_off
-defect relay_stays_behind core/src/jobs/outbox_relay.rs 'find(|reader| reader.generation() == generation)' \
-    'find(|reader| reader.generation() <= generation)' faults sentinel::the_primary_is_cut_off
 
 # What a core had read when it died.
 defect left_behind_is_left core/src/jobs/outbox_relay.rs \
@@ -209,7 +207,7 @@ defect replication_id_not_compared core/src/store/redis/replicas.rs \
 defect refused_claims_adopted core/src/store/sql/campaigns.rs 'if !is_as_drawn || has_refused ||' 'if !is_as_drawn ||' \
     interleavings a_promoted_server_is_not_adopted
 defect lacking_server_adopted core/src/store/sql/campaigns.rs \
-    'has_refused || !has.covers(now.high_water_mark)' 'has_refused' faults failover::
+    'has_refused || !has.covers(now.high_water_mark)' 'has_refused' interleavings a_promoted_server_is_not_adopted
 defect deleted_entries_adopted core/src/engine/recovery.rs ' && relayed == backlog;' ';' \
     faults a_claim_whose_entry_was_deleted
 
@@ -222,6 +220,9 @@ defect moved_slots_not_noticed core/src/store/redis/cluster.rs 'REDIRECTS.contai
     faults cluster::a_slot
 defect keys_without_their_tag core/src/store/redis/slot.rs 'tag.filter(|tag| !tag.is_empty()).unwrap_or(key)' 'key' \
     faults cluster::a_node_forgets
+# Each node has a reader of its own.
+defect another_nodes_reader core/src/jobs/outbox_relay.rs 'find(|reader| reader.generation() == generation)' \
+    'find(|reader| reader.generation() <= generation)' faults cluster::a_node_forgets
 
 # Redis and a database that do not belong together.
 defect another_registers_campaign_suspended lua/suspend.lua \

@@ -225,13 +225,19 @@ impl RedisStore {
         }
     }
 
-    /// Removes the keys of a campaign that `token` has suspended. Returns whether no key is left. Dead letters stay.
+    /// Removes the keys of a campaign that `token` has suspended. Returns whether no key is left, nor will be after a
+    /// failover. Dead letters stay.
     ///
     /// # Errors
-    /// [`RedisStoreError::Unavailable`] when Redis does not answer: some keys may be gone by then.
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer, or no replica has done the same yet: some keys may be
+    /// gone by then.
     pub async fn drop_keys(&self, keys: &Keys, token: &str) -> Result<bool, RedisStoreError> {
         let mut call = scripts::DROP.call(&keys.all());
         call.arg(token);
-        Ok(replies::count(&self.run("redis:drop_keys", keys.slot, &call).await?)? == 1)
+        let mut session = self.session(keys.slot).await?;
+        let reply = self.run_on(&mut session, "redis:drop_keys", &call).await?;
+        // The keys are looked for no more once SQL says that they are gone.
+        self.confirmed(&session).await?;
+        Ok(replies::count(&reply)? == 1)
     }
 }
