@@ -221,8 +221,9 @@ defect moved_slots_not_noticed core/src/store/redis/cluster.rs 'REDIRECTS.contai
 defect keys_without_their_tag core/src/store/redis/slot.rs 'tag.filter(|tag| !tag.is_empty()).unwrap_or(key)' 'key' \
     faults cluster::a_node_forgets
 # Each node has a reader of its own.
-defect another_nodes_reader core/src/jobs/outbox_relay.rs 'find(|reader| reader.generation() == generation)' \
-    'find(|reader| reader.generation() <= generation)' faults cluster::a_node_forgets
+defect another_nodes_reader core/src/jobs/outbox_relay.rs \
+    'self.readers().iter().find(|reader| reader.generation() == generation)' 'self.readers().first()' \
+    faults cluster::a_node_forgets
 
 # Redis and a database that do not belong together.
 defect another_registers_campaign_suspended lua/suspend.lua \
