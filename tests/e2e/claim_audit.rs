@@ -145,11 +145,13 @@ async fn each_is_listed_once_by_name_on_postgresql() {
 async fn an_expiry_is_no_callers() {
     let core = options().start().await;
     let ids = held(&core, "demo", 1, &["ann", "bob"]).await;
-    eventually(SOON, || async {
-        let reply = core.look_up(&ids[0]).await.expect(200).json();
-        holds(reply["claim"]["status"] == "expired", || reply.to_string())
-    })
-    .await;
+    for id in &ids {
+        eventually(SOON, || async {
+            let reply = core.look_up(id).await.expect(200).json();
+            holds(reply["claim"]["status"] == "expired", || reply.to_string())
+        })
+        .await;
+    }
     transition(&core, &ids[0], "return", OLGA).await.expect(200);
     transition(&core, &ids[1], "confirm", OLGA).await.refused(409, "claim_expired");
     eventually(SOON, || async {

@@ -180,6 +180,7 @@ async fn claims_that_stand_as_they_are() {
     .await;
     assert_eq!(problem(&confirm("ann").await, "claim_expired")["claim"]["status"], "expired");
 
+    core.patch("demo", json!({"hold_seconds": 3600})).await.expect(200);
     core.claim("demo", "bob", "k").await.expect(201);
     let url = core.url(&format!("/internal/v1/claims/{}/return", claim_id("demo", "bob", "k")));
     core.client().call(Method::POST, &url, API_TOKEN, &Value::Null).await.expect(200);

@@ -1,7 +1,5 @@
 //! One and the same life of claims, over SQLite and PostgreSQL, managed and external Redis.
 
-use std::time::Duration;
-
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::{Checker, Expect, Limits};
@@ -167,7 +165,6 @@ async fn holds_end(core: &Core) -> Checker {
         transition(core, &ids[1], "return").await.expect(200);
     }
     transition(core, &ids[1], "confirm").await.refused(409, "claim_returned");
-    tokio::time::sleep(Duration::from_secs(3)).await;
     eventually(SOON, || async {
         let left = core.campaign("held").await["remaining"].clone();
         holds(left == 2, || format!("{left} left"))
