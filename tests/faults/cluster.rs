@@ -232,6 +232,29 @@ async fn a_slot_moves_at_once_under_load() {
     a_slot_moves(row, Kind::Valkey, Move::AtOnce).await;
 }
 
+/// Each node's outboxes are read on a connection to it, and not until another has said that they are elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_outbox_is_read_where_it_is() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
+    let row = Row::begin_on(kind, "Cluster: outboxes on all nodes");
+    let clustered = Clustered::start(kind).await;
+    // Connections are made in the first round.
+    for round in 1..=3 {
+        clustered.all_decide(&format!("{round}")).await;
+        for campaign in CAMPAIGNS {
+            eventually(SOON, || async {
+                let rows = clustered.sql.claims(campaign).await.len();
+                holds(rows == round, || format!("{rows} claims of {campaign} are in SQL"))
+            })
+            .await;
+        }
+    }
+    let log = clustered.core.log();
+    assert!(!log.contains("not relayed to SQL"), "{log}");
+    row.passed(3 * CAMPAIGNS.len(), "each read at its node");
+}
+
 /// A script that a node has lost is sent to that node again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_forgets_the_scripts() {

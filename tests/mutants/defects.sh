@@ -223,7 +223,7 @@ defect keys_without_their_tag core/src/store/redis/slot.rs 'tag.filter(|tag| !ta
 # Each node has a reader of its own.
 defect another_nodes_reader core/src/jobs/outbox_relay.rs \
     'self.readers().iter().find(|reader| reader.generation() == generation)' 'self.readers().first()' \
-    faults cluster::a_node_forgets
+    faults cluster::each_outbox
 
 # Redis and a database that do not belong together.
 defect another_registers_campaign_suspended lua/suspend.lua \
