@@ -232,7 +232,7 @@ async fn a_slot_moves_at_once_under_load() {
     a_slot_moves(row, Kind::Valkey, Move::AtOnce).await;
 }
 
-/// Each node's outboxes are read on a connection to it, and not until another has said that they are elsewhere.
+/// Each node's outboxes are read on a connection to it; no other node is asked for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_outbox_is_read_where_it_is() {
     only_on!(OWN, "it brings its own servers");

@@ -203,6 +203,11 @@ defect replication_id_not_compared core/src/store/redis/replicas.rs \
     'field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id' \
     'field(info, "role:") == "master"' faults a_replica_in_between
 
+defect eviction_not_confirmed core/src/store/redis/loader.rs \
+    '// The keys are looked for no more once SQL says that they are gone.
+        self.confirmed(&session).await?;' '' \
+    faults an_eviction_is_over
+
 # A promoted server that goes on as it is has all that SQL has, nothing that SQL refused, and nothing that SQL never heard of.
 defect refused_claims_adopted core/src/store/sql/campaigns.rs 'if !is_as_drawn || has_refused ||' 'if !is_as_drawn ||' \
     interleavings a_promoted_server_is_not_adopted
