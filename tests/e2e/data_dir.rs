@@ -8,7 +8,9 @@ use std::process::Stdio;
 
 use serde_json::json;
 use support::core_process::CoreOptions;
+use support::only_on;
 use support::process::{command, free_address};
+use support::topology::OWN;
 use support::{Core, binary};
 use tempfile::TempDir;
 
@@ -47,6 +49,7 @@ async fn with_claims(core: &Core) {
 
 #[tokio::test]
 async fn a_data_directory_that_was_open_is_closed_and_all_that_is_made_in_it_is_private() {
+    only_on!(OWN, "it looks at the files of core's own Redis");
     let outer = directory();
     let data = outer.path().join("data");
     fs::create_dir(&data).unwrap();
@@ -61,6 +64,7 @@ async fn a_data_directory_that_was_open_is_closed_and_all_that_is_made_in_it_is_
 
 #[tokio::test]
 async fn what_an_earlier_version_left_open_is_closed_at_the_next_start() {
+    only_on!(OWN, "it looks at the files of core's own Redis");
     let mut core = Core::start().await;
     with_claims(&core).await;
     core.stop().await;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use support::only_on;
+use support::topology::OWN;
 use support::{Core, CoreOptions, SOON, eventually, heavy};
 use tokio::time::Instant;
 
@@ -10,6 +12,7 @@ const READY_MAX: Duration = Duration::from_secs(1);
 
 #[tokio::test]
 async fn an_idle_core_is_small() {
+    only_on!(OWN, "each further server has connections of its own");
     let _turn = heavy().await;
     let core = Core::start().await;
     core.create("demo", serde_json::json!({"total": 10})).await;
@@ -22,6 +25,7 @@ async fn an_idle_core_is_small() {
 
 #[tokio::test]
 async fn core_is_ready_within_a_second() {
+    only_on!(OWN, "the servers are started with core");
     let _turn = heavy().await;
     let mut times = Vec::new();
     for _ in 0..3 {

@@ -173,7 +173,7 @@ async fn claims_of_one_call_to_redis_are_linked() {
     let (collector, url) = Collector::start().await;
     let core = traced(&url, "0").start().await;
     core.create("demo", json!({"total": 10_000})).await;
-    let redis = core.redis_pid().await;
+    let redis = core.redis().await.node_of("demo").await.pid().await;
     let mut round = 0;
     let batch = eventually(SOON, || {
         round += 1;
