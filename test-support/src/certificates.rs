@@ -15,6 +15,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::RedisServer;
 use crate::postgres::{Postgres, hand_over};
 use crate::process::free_address;
+use crate::redis_server::Kind;
 
 /// A throw-away authority, the certificate that it gave to the servers, another authority, and `trusted.pem`, a copy
 /// of the one that core is told to trust.
@@ -99,7 +100,8 @@ impl Certificates {
         let mut settings = self.redis_settings(address);
         settings.push(("aclfile", self.file("accounts")));
         let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        RedisServer::start_with(&settings, &[]).await
+        // The tests' Valkey is built without TLS.
+        RedisServer::start_as(Kind::Redis, &settings, &[]).await
     }
 
     /// What makes a Redis listen on `address` by TLS, and a replica follow its primary by it.

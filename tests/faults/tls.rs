@@ -105,6 +105,7 @@ impl Impostor {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_that_proves_nothing() {
+    only_on!(OWN, "it brings its own servers");
     let row = Row::begin("TLS: a Redis whose certificate or password is not right");
     let certificates = match Certificates::make() {
         Ok(certificates) => certificates,
