@@ -202,7 +202,6 @@ CLAIMGATE_TEST_SERVER=valkey defect wait_for_barrier core/src/store/redis/replic
 defect replication_id_not_compared core/src/store/redis/replicas.rs \
     'field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id' \
     'field(info, "role:") == "master"' faults a_replica_in_between
-
 defect eviction_not_confirmed core/src/store/redis/loader.rs \
     '// The keys are looked for no more once SQL says that they are gone.
         self.confirmed(&session).await?;' '' \
