@@ -85,6 +85,8 @@ pub enum Cause {
     /// An operator asks for it. The first server goes on writing meanwhile, so that the replica which is not promoted has more
     /// than the one that is, and has to be sent everything again before it counts.
     Asked,
+    /// An operator asks for it, and has paused the writes of the first server before.
+    Planned,
 }
 
 /// Has another server promoted than the first, and callers ask for claims of `campaign` until they win.
@@ -96,6 +98,10 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Ca
                 set.promoted_after(0).await
             }
             Cause::Asked => set.fail_over().await,
+            Cause::Planned => {
+                set.pause_writes(0).await;
+                set.fail_over().await
+            }
         }
     };
     let won = async {

@@ -272,6 +272,11 @@ impl SentinelSet {
         self.addresses.iter().position(is).expect("one of the servers")
     }
 
+    /// Has the server at this place write nothing for five seconds, unless it is told `CLIENT UNPAUSE`.
+    pub async fn pause_writes(&self, server: usize) {
+        self.view(server).await.query::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]).await;
+    }
+
     /// Asks for a failover, as an operator does, and waits until another server is the primary that all name. Returns its
     /// place.
     pub async fn fail_over(&self) -> usize {

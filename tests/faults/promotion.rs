@@ -51,6 +51,12 @@ async fn of_a_large_campaign_that_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_a_large_campaign_that_was_planned() {
+    only_on!(OWN, "it brings its own servers");
+    of_a_large_campaign("a large campaign after a promotion that was planned", Cause::Planned).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_a_large_campaign_whose_primary_was_killed() {
     only_on!(OWN, "it brings its own servers");
     of_a_large_campaign("a large campaign whose primary was killed", Cause::Killed).await;

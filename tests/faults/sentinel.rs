@@ -256,3 +256,33 @@ async fn a_stale_sentinel_is_not_believed() {
     watched.decides_on(primary, "again").await;
     watched.judge(row, primary).await;
 }
+
+/// Its writes are paused, but its connections are whole: nothing ends a call to the old primary but Sentinel's word that
+/// another one has its place, or core's own patience, which ends later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_on_its_way_to_a_replaced_primary_is_asked_of_its_successor() {
+    only_on!(OWN, "it brings its own servers");
+    let kind = Kind::asked();
+    let row = Row::begin_on(kind, "Sentinel: a claim on its way to the primary that is replaced");
+    let _turn = heavy().await;
+    let watched = Watched::start(kind).await;
+    watched.checker.win(&watched.core, 0..5).await;
+    let (mut primary, mut answers) = (0, vec![]);
+    // On a busy machine Sentinel may need longer than core has patience.
+    while answers.len() < 5 {
+        row.fault();
+        watched.set.pause_writes(primary).await;
+        let (user, key) = (format!("late{}", answers.len()), "k");
+        let (reply, promoted) = tokio::join!(watched.core.claim("demo", &user, key), watched.set.fail_over());
+        watched.decides_on(promoted, &user).await;
+        watched.set.view(primary).await.query::<()>(&["CLIENT", "UNPAUSE"]).await;
+        watched.set.settled().await;
+        primary = promoted;
+        answers.push(reply.text());
+        // What is decided there has to be compared with SQL first.
+        if reply.status == 201 || reply.json()["code"] == "campaign_not_ready" {
+            return watched.judge(row, primary).await;
+        }
+    }
+    panic!("core went on asking the replaced primary: {answers:#?}");
+}

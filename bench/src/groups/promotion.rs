@@ -20,10 +20,14 @@ pub const GROUP: Group = Group {
         AFTER_A_CRASH.named,
         AFTER_A_CRASH.followed,
         AFTER_A_CRASH.core,
-        BY_HAND.won,
-        BY_HAND.named,
-        BY_HAND.followed,
-        BY_HAND.core,
+        PLANNED.won,
+        PLANNED.named,
+        PLANNED.followed,
+        PLANNED.core,
+        UNPLANNED.won,
+        UNPLANNED.named,
+        UNPLANNED.followed,
+        UNPLANNED.core,
     ],
     run: |session| Box::pin(run(session)),
 };
@@ -42,18 +46,25 @@ const AFTER_A_CRASH: Figures = Figures {
     followed: &Definition::told("… until a replica follows it", Unit::Seconds),
     core: &Definition::told("… core and that replica, from then on", Unit::Seconds),
 };
-const BY_HAND: Figures = Figures {
-    won: &Definition::at_most("1 M claims, promoted by hand", Unit::Seconds, 1.0),
-    named: &Definition::told("by hand: … most Sentinels name it", Unit::Seconds),
-    followed: &Definition::told("by hand: … a replica follows it", Unit::Seconds),
-    core: &Definition::told("by hand: … core and that replica", Unit::Seconds),
+const PLANNED: Figures = Figures {
+    won: &Definition::at_most("1 M claims, promoted by hand, writes paused", Unit::Seconds, 1.0),
+    named: &Definition::told("paused: … most Sentinels name it", Unit::Seconds),
+    followed: &Definition::told("paused: … a replica follows it", Unit::Seconds),
+    core: &Definition::told("paused: … core and that replica", Unit::Seconds),
+};
+const UNPLANNED: Figures = Figures {
+    won: &Definition::at_most("1 M claims, promoted by hand, not paused", Unit::Seconds, 1.0),
+    named: &Definition::told("not paused: … most Sentinels name it", Unit::Seconds),
+    followed: &Definition::told("not paused: … a replica follows it", Unit::Seconds),
+    core: &Definition::told("not paused: … core and that replica", Unit::Seconds),
 };
 
 const CLAIMS: u64 = 1_000_000;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     for round in 1..=session.options.rounds {
-        for (cause, figures) in [(Cause::Killed, AFTER_A_CRASH), (Cause::Asked, BY_HAND)] {
+        let causes = [(Cause::Killed, AFTER_A_CRASH), (Cause::Planned, PLANNED), (Cause::Asked, UNPLANNED)];
+        for (cause, figures) in causes {
             session.begin_round();
             let moments = session.measure(Box::pin(promoted(cause))).await?;
             session.say(format_args!("round {round} · {cause:?}: {}", moments.line()));

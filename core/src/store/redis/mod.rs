@@ -45,7 +45,6 @@ use crate::domain::counters::{Epoch, Generation};
 use crate::domain::not_ready::NotReadyReason;
 use crate::domain::replica_set::PrimaryView;
 use crate::redis_address::RedisAddress;
-use crate::step;
 
 /// Why Redis gave no answer that counts.
 #[derive(Debug, thiserror::Error)]
@@ -499,8 +498,7 @@ impl RedisStore {
         name: &'static str,
         call: &ScriptCall,
     ) -> Result<Value, RedisStoreError> {
-        step::before(name).await;
-        let reply = step::after(call.send(&mut session.connection).await);
+        let reply = session.ask(name, async |connection| call.send(connection).await).await;
         self.noted(reply, session).await
     }
 
@@ -519,8 +517,7 @@ impl RedisStore {
         name: &'static str,
         command: &redis::Cmd,
     ) -> Result<T, RedisStoreError> {
-        step::before(name).await;
-        let reply = step::after(command.query_async(&mut session.connection).await);
+        let reply = session.ask(name, async |connection| command.query_async(connection).await).await;
         self.noted(reply, session).await
     }
 

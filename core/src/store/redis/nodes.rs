@@ -7,7 +7,6 @@ use redis::{RedisError, Value};
 
 use super::primary::{NoPrimary, field};
 use super::{RedisStore, RedisStoreError, Session};
-use crate::step;
 
 /// A primary, and how it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,9 +77,8 @@ impl RedisStore {
         let mut session = session?;
         let mut pipe = redis::pipe();
         pipe.ignore_errors().cmd("PING").cmd("INFO").arg("memory");
-        step::before("redis:ping").await;
         let asked_at = Instant::now();
-        let replies = step::after(pipe.query_async(&mut session.connection).await);
+        let replies = session.ask("redis:ping", async |connection| pipe.query_async(connection).await).await;
         let ping = asked_at.elapsed();
         let [answer, info]: [Result<Value, RedisError>; 2] = self.noted(replies, &session).await?;
         self.noted(answer, &session).await?;

@@ -109,11 +109,7 @@ pub(super) async fn look(session: &Session, tag: &str, version: u64) -> Result<C
     let known = first.confirmed(&mut connection, session).await?;
     let (version, replicas) = (version.max(known.version), known.replicas.len());
     let asked = Asked { version, replicas, wait: LOOK, ..first };
-    // Where another server has taken its place, that one is to be looked at, and at once.
-    tokio::select! {
-        confirmed = asked.confirmed(&mut connection, session) => confirmed,
-        () = session.ended() => Err(NotReplicated::ServerReplaced),
-    }
+    asked.confirmed(&mut connection, session).await
 }
 
 /// Whether the server `name` says that it is a primary; not if it does not answer.
@@ -127,13 +123,17 @@ pub(super) async fn is_primary(session: &Session, name: &str) -> bool {
 }
 
 impl Asked<'_> {
-    async fn ask(&self, connection: &mut MultiplexedConnection) -> Result<Answer, RedisError> {
+    async fn ask(
+        &self,
+        connection: &mut MultiplexedConnection,
+        session: &Session,
+    ) -> Result<Answer, RedisError> {
         let mut pipe = redis::pipe();
         pipe.cmd("EVALSHA").arg(BARRIER.name()).arg(1).arg(keys::barrier(self.tag)).arg(self.version);
         pipe.cmd("INFO").arg("replication");
         pipe.cmd("WAIT").arg(self.replicas).arg(self.wait.as_millis().to_string());
         pipe.cmd("INFO").arg("replication");
-        pipe.query_async(connection).await
+        session.server.unless_replaced(session.generation, pipe.query_async(connection)).await
     }
 
     async fn confirmed(
@@ -141,10 +141,10 @@ impl Asked<'_> {
         connection: &mut MultiplexedConnection,
         session: &Session,
     ) -> Result<Confirmed, NotReplicated> {
-        let reply = match self.ask(connection).await {
+        let reply = match self.ask(connection, session).await {
             Err(error) if scripts::is_missing(&error) => {
                 BARRIER.load(connection).await.map_err(|error| failed(&error))?;
-                self.ask(connection).await
+                self.ask(connection, session).await
             }
             reply => reply,
         };

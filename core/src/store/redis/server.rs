@@ -3,6 +3,7 @@
 //! Connections that are proven to lead to the same run of the same server are of one generation, which ends for all of them
 //! when one breaks, or when another server takes its place.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -10,20 +11,19 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Client, ConnectionAddr, ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::{Mutex, Notify};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::barrier::Barrier;
 use super::primary::{Mode, NoPrimary, Primary, Run, connect};
 use super::sentinel::Sentinels;
 use crate::domain::counters::Generation;
 use crate::redis_address::at;
+use crate::step;
 
 /// The longest a call waits for Redis; the edge gives core 2 s in all.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// After a failed attempt to connect, calls fail at once for this long, without a further attempt.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
-/// How often it is asked whether a generation has ended, by what waits long for its server.
-const CURRENT_LOOK: Duration = Duration::from_millis(20);
 
 /// How a server is found.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ pub struct Session {
     /// The server's address, as other servers know it.
     pub(super) name: Arc<str>,
     client: Arc<Client>,
-    server: Arc<Server>,
+    pub(super) server: Arc<Server>,
 }
 
 impl Session {
@@ -73,6 +73,18 @@ impl Session {
         self.server.current.load(Ordering::Acquire) == self.generation.get()
     }
 
+    /// What `call` answers on its connection, which is the step `name`; an error once another server has become the primary, as
+    /// [`Server::unless_replaced`] says.
+    pub(super) async fn ask<T>(
+        &mut self,
+        name: &'static str,
+        call: impl AsyncFnOnce(&mut MultiplexedConnection) -> Result<T, RedisError>,
+    ) -> Result<T, RedisError> {
+        step::before(name).await;
+        let answer = self.server.unless_replaced(self.generation, call(&mut self.connection)).await;
+        step::after(answer)
+    }
+
     /// A client of another server, spoken to as this one is; `None` for a name that is not `host:port`.
     pub(super) fn client_of(&self, server: &str) -> Option<Client> {
         let (host, port) = server.rsplit_once(':')?;
@@ -89,13 +101,6 @@ impl Session {
     /// Tells those who wait that what its server says can be acknowledged.
     pub(super) fn is_usable(&self) {
         self.server.generations.usable.notify_one();
-    }
-
-    /// Waits until its generation has ended.
-    pub(super) async fn ended(&self) {
-        while self.is_current() {
-            sleep(CURRENT_LOOK).await;
-        }
     }
 
     /// A further session with the same server, over a connection of its own. It is of another generation if the server has
@@ -157,6 +162,10 @@ pub(super) struct Server {
     way: Way,
     /// The current generation; 0 while there is none.
     current: AtomicU64,
+    /// The last generation whose server was replaced by another one.
+    replaced: AtomicU64,
+    /// Told when that changes.
+    replacing: Notify,
     generations: Arc<Generations>,
     state: Mutex<State>,
     barrier: Barrier,
@@ -190,6 +199,8 @@ impl Server {
         Self {
             way,
             current: AtomicU64::new(0),
+            replaced: AtomicU64::new(0),
+            replacing: Notify::new(),
             generations,
             state: Mutex::default(),
             barrier: Barrier::default(),
@@ -202,8 +213,12 @@ impl Server {
         let joins = self.current.load(Ordering::Acquire) != 0
             && matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
         if !joins {
+            let at = client.get_connection_info().addr();
+            if state.at.as_ref() != Some(at) {
+                self.replace(state.generation);
+                state.at = Some(at.clone());
+            }
             state.generation = self.generations.begin();
-            state.at = Some(client.get_connection_info().addr().clone());
         }
         let (server, generation) = (Arc::clone(self), state.generation);
         let name = client.get_connection_info().addr().to_string().into();
@@ -215,15 +230,40 @@ impl Server {
         session
     }
 
-    /// Ends the current generation, if there is one.
+    /// Ends the current generation, if there is one. What is on its way may be answered yet.
     fn end(&self, state: &mut State) {
-        self.leave();
+        self.current.store(0, Ordering::Release);
         state.target = None;
     }
 
-    /// Ends the current generation without waiting for an attempt to connect: the next connection begins another one.
+    /// Ends the current generation, since another server is the primary now, without waiting for an attempt to connect: the
+    /// next connection begins another one.
     pub(super) fn leave(&self) {
-        self.current.store(0, Ordering::Release);
+        self.replace(Generation::new(self.current.swap(0, Ordering::AcqRel)));
+    }
+
+    /// What `call` on a connection of `generation` answers; an error as of a broken connection, once another server has become
+    /// the primary: this one may be silent for long.
+    pub(super) async fn unless_replaced<T>(
+        &self,
+        generation: Generation,
+        call: impl Future<Output = Result<T, RedisError>>,
+    ) -> Result<T, RedisError> {
+        let replacing = self.replacing.notified();
+        if self.replaced.load(Ordering::Acquire) < generation.get() {
+            tokio::select! {
+                biased;
+                answer = call => return answer,
+                () = replacing => {}
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::ConnectionAborted, "another server has become the primary").into())
+    }
+
+    /// Ends the calls of `generation` that are on their way.
+    fn replace(&self, generation: Generation) {
+        self.replaced.fetch_max(generation.get(), Ordering::AcqRel);
+        self.replacing.notify_waiters();
     }
 }
 
@@ -261,10 +301,14 @@ impl Connection {
     /// Ends the current generation, unless it is of the server at `primary`.
     pub(super) async fn end_unless_at(&self, primary: &ConnectionAddr) {
         let mut state = self.server.state.lock().await;
-        if state.target.is_some() && state.at.as_ref() != Some(primary) {
+        if state.at.as_ref() == Some(primary) {
+            return;
+        }
+        if state.target.is_some() {
             tracing::warn!(%primary, "Sentinel names another primary; connecting to it");
             self.server.end(&mut state);
         }
+        self.server.replace(state.generation);
     }
 
     /// The current session, or a new one. Callers of all connections wait for the attempt in progress.

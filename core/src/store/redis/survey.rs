@@ -15,7 +15,6 @@ use super::state::{self, CampaignState};
 use super::{CallTarget, RedisStore, RedisStoreError, Session};
 use crate::domain::claim_record::timestamp;
 use crate::domain::counters::Generation;
-use crate::step;
 
 /// The fields of the campaign's hash that are read.
 const FIELDS: [&str; 3] = ["phase", "events_loaded", "revisions_loaded"];
@@ -110,8 +109,8 @@ impl RedisStore {
         for target in campaigns {
             ask(&mut pipe, target.keys);
         }
-        step::before("redis:survey").await;
-        let replies = step::after(pipe.query_async(&mut session.connection).await);
+        let replies =
+            session.ask("redis:survey", async |connection| pipe.query_async(connection).await).await;
         let replies: Vec<Result<Value, RedisError>> = self.noted(replies, session).await?;
         // A campaign that is on its way to another node cannot be looked at.
         let redirect =
