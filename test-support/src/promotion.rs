@@ -105,7 +105,7 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Ca
         }
     };
     let won = async {
-        let (server, promoted) = promotion(set).await;
+        let (server, promoted) = promotion(set, 0).await;
         let mut callers = JoinSet::new();
         for caller in 0..CALLERS {
             let (client, url) = (core.client().clone(), core.url("/internal/v1/claims"));
@@ -119,10 +119,10 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Ca
     timeout(4 * SOON, async { tokio::join!(begin, won).1 }).await.expect("callers win again")
 }
 
-/// Waits until a replica calls itself a primary; its place, and when that was.
-async fn promotion(set: &SentinelSet) -> (usize, Instant) {
+/// Waits until a replica of the primary at `before` calls itself one; its place, and when that was.
+pub async fn promotion(set: &SentinelSet, before: usize) -> (usize, Instant) {
     loop {
-        for replica in [1, 2] {
+        for replica in (0..set.servers.len()).filter(|server| *server != before) {
             // By a connection of its own: Sentinel ends those of a server that it promotes.
             let role: Result<String, _> = set.view(replica).await.try_query(&["INFO", "replication"]).await;
             if role.is_ok_and(|role| role.contains("role:master")) {

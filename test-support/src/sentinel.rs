@@ -272,7 +272,7 @@ impl SentinelSet {
         self.addresses.iter().position(is).expect("one of the servers")
     }
 
-    /// Has the server at this place write nothing for five seconds, unless it is told `CLIENT UNPAUSE`.
+    /// Has the server at this place write nothing for five seconds. Sentinel cannot demote it before they are over.
     pub async fn pause_writes(&self, server: usize) {
         self.view(server).await.query::<()>(&["CLIENT", "PAUSE", "5000", "WRITE"]).await;
     }

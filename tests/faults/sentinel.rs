@@ -3,16 +3,21 @@
 
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
+use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
+use support::core_process::API_TOKEN;
 use support::only_on;
 use support::process::{Signal, signal_pid};
+use support::promotion::promotion;
 use support::redis_server::Kind;
 use support::sentinel::{SERVICE, SentinelSet, StaleSentinel};
 use support::sql::Sql;
 use support::storm::Seen;
 use support::topology::OWN;
 use support::wait::holds;
-use support::{Core, CoreOptions, SOON, eventually, heavy};
+use support::{Core, CoreOptions, Reply, SOON, claim_body, eventually, heavy};
+use tokio::task::JoinSet;
 
 use crate::load::under_load;
 use crate::tally::{Row, say};
@@ -258,31 +263,54 @@ async fn a_stale_sentinel_is_not_believed() {
 }
 
 /// Its writes are paused, but its connections are whole: nothing ends a call to the old primary but Sentinel's word that
-/// another one has its place, or core's own patience, which ends later.
+/// another one has its place, or core's own patience of a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_on_its_way_to_a_replaced_primary_is_asked_of_its_successor() {
+async fn claims_on_their_way_to_a_replaced_primary_are_asked_of_its_successor() {
     only_on!(OWN, "it brings its own servers");
     let kind = Kind::asked();
-    let row = Row::begin_on(kind, "Sentinel: a claim on its way to the primary that is replaced");
+    let row = Row::begin_on(kind, "Sentinel: claims on their way to the primary that is replaced");
     let _turn = heavy().await;
     let watched = Watched::start(kind).await;
-    watched.checker.win(&watched.core, 0..5).await;
+    for campaign in WAITING {
+        watched.core.create(campaign, json!({"total": 100})).await;
+        watched.core.claim(campaign, "early", "k").await.expect(201);
+    }
     let (mut primary, mut answers) = (0, vec![]);
-    // On a busy machine Sentinel may need longer than core has patience.
-    while answers.len() < 5 {
+    // Sentinel may need longer than core has patience.
+    for round in 1..=5 {
         row.fault();
         watched.set.pause_writes(primary).await;
-        let (user, key) = (format!("late{}", answers.len()), "k");
-        let (reply, promoted) = tokio::join!(watched.core.claim("demo", &user, key), watched.set.fail_over());
-        watched.decides_on(promoted, &user).await;
-        watched.set.view(primary).await.query::<()>(&["CLIENT", "UNPAUSE"]).await;
+        let (replies, promoted) =
+            tokio::join!(claims_until_promoted(&watched, primary, round), watched.set.fail_over());
+        watched.decides_on(promoted, &format!("after{round}")).await;
         watched.set.settled().await;
         primary = promoted;
-        answers.push(reply.text());
-        // What is decided there has to be compared with SQL first.
-        if reply.status == 201 || reply.json()["code"] == "campaign_not_ready" {
+        // What was decided before has to be compared with SQL first.
+        if replies.iter().any(|reply| reply.status == 201 || reply.json()["code"] == "campaign_not_ready") {
             return watched.judge(row, primary).await;
         }
+        answers.extend(replies.iter().map(Reply::text));
     }
     panic!("core went on asking the replaced primary: {answers:#?}");
+}
+
+/// Campaigns that are claimed from one after the other: the second claim of the same one would wait in core for the first.
+const WAITING: [&str; 10] = ["w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8", "w9"];
+
+/// What claims get that are sent until another server than the one at `primary` is the primary, one every 50 ms.
+async fn claims_until_promoted(watched: &Watched, primary: usize, round: usize) -> Vec<Reply> {
+    let mut claims = JoinSet::new();
+    let send = async {
+        for campaign in WAITING {
+            let (client, url) = (watched.core.client().clone(), watched.core.url("/internal/v1/claims"));
+            let body = claim_body(campaign, &format!("late{round}"), "k", 1);
+            claims.spawn(async move { client.call(Method::POST, &url, API_TOKEN, &body).await });
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        () = send => {}
+        _ = promotion(&watched.set, primary) => {}
+    }
+    claims.join_all().await
 }

@@ -207,7 +207,7 @@ defect eviction_not_confirmed core/src/store/redis/loader.rs \
         self.confirmed(&session).await?;' '' \
     faults an_eviction_is_over
 defect replacement_not_told core/src/store/redis/server.rs 'self.replacing.notify_waiters();' '' \
-    faults a_claim_on_its_way
+    faults claims_on_their_way
 
 # A promoted server that goes on as it is has all that SQL has, nothing that SQL refused, and nothing that SQL never heard of.
 defect refused_claims_adopted core/src/store/sql/campaigns.rs 'if !is_as_drawn || has_refused ||' 'if !is_as_drawn ||' \

@@ -185,9 +185,10 @@ impl Cluster {
         }
         let known = self.map();
         let result = self.ask_all(&known).await.map(|views| {
-            let found = Map::of(&views, &known);
+            let found = Arc::new(Map::of(&views, &known));
+            *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&found);
+            // A call that ends by this is made again at once, and must find the other server.
             self.leave_all_but(&found);
-            *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(found);
         });
         *read = Some((Instant::now(), result.clone()));
         result

@@ -133,7 +133,7 @@ impl Connections {
     /// Ends the generation of `session` if `error` shows that it is broken or leads to a server that is no primary any more,
     /// and reads the cluster's map again where that seems to be outdated.
     pub(super) async fn note(&self, error: &RedisError, session: &Session) {
-        let ended = session.note(error).await;
+        let ended = session.note(error);
         if let Self::Cluster { cluster, .. } = self
             && (ended || is_redirect(error))
         {
@@ -150,7 +150,7 @@ impl Connections {
         let (heard, mut primaries) = mpsc::unbounded_channel();
         let end = async {
             while let Some(primary) = primaries.recv().await {
-                connection.end_unless_at(&primary).await;
+                connection.leave_unless_at(&primary).await;
             }
         };
         tokio::join!(sentinels.listen(&heard), end);

@@ -16,7 +16,6 @@ use super::{replicas, replies, scripts, state};
 use crate::domain::claim_record::{ClaimRecord, be_int, timestamp};
 use crate::domain::counters::{Epoch, Generation};
 use crate::domain::event::{ClaimEvent, OutboxEntry};
-use crate::step;
 
 /// The length of an entry's head: epoch, events so far, when it was written, total and units taken.
 const HEAD_BYTES: usize = 28;
@@ -126,7 +125,6 @@ fn guard(events: &mut [ClaimEvent], total: Option<u64>, mut taken: u64) -> Optio
 /// A separate connection for the relay, so that its large replies hold up no other call. Clones share it.
 #[derive(Debug, Clone)]
 pub struct OutboxReader {
-    connection: MultiplexedConnection,
     session: Session,
     required: Arc<Required>,
     /// This core's name in the consumer group.
@@ -155,10 +153,11 @@ impl OutboxReader {
         // outbox was not acknowledged.
         let options = StreamReadOptions::default().group(RELAY_GROUP, &self.consumer).noack().count(READ_MAX);
         loop {
-            step::before("redis:outbox.new").await;
-            let reply = self.connection.xread_options(&[keys.outbox.as_str()], &[">"], &options).await;
+            let read = async |connection: &mut MultiplexedConnection| {
+                connection.xread_options(&[keys.outbox.as_str()], &[">"], &options).await
+            };
             let streams: Option<Vec<(String, Vec<Item>)>> =
-                step::after(reply).map_err(RedisStoreError::of)?;
+                self.session.ask("redis:outbox.new", read).await.map_err(RedisStoreError::of)?;
             let items = streams.and_then(|streams| streams.into_iter().next()).map(|(_, items)| items);
             let read = OutboxBatch::of(items.unwrap_or_default());
             let was_last = read.len() < READ_MAX;
@@ -178,10 +177,9 @@ impl OutboxReader {
         let mut both = redis::pipe();
         both.cmd("XINFO").arg("GROUPS").arg(&keys.outbox);
         both.cmd("XINFO").arg("CONSUMERS").arg(&keys.outbox).arg(RELAY_GROUP);
-        step::before("redis:outbox.progress").await;
-        let reply = both.query_async(&mut self.connection).await;
+        let ask = async |connection: &mut MultiplexedConnection| both.query_async(connection).await;
         let (groups, cores): (StreamInfoGroupsReply, StreamInfoConsumersReply) =
-            step::after(reply).map_err(RedisStoreError::of)?;
+            self.session.ask("redis:outbox.progress", ask).await.map_err(RedisStoreError::of)?;
         let group = groups.groups.into_iter().find(|group| group.name == RELAY_GROUP);
         let others = cores.consumers.iter().filter(|core| core.name != self.consumer);
         Ok(Progress {
@@ -197,10 +195,12 @@ impl OutboxReader {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn read_delivered(&mut self, keys: &Keys, last: &str) -> Result<OutboxBatch, RedisStoreError> {
-        step::before("redis:outbox.delivered").await;
-        // Behind the sentinel, whose id begins with 0.
-        let reply = self.connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await;
-        let items: Vec<Item> = step::after(reply).map_err(RedisStoreError::of)?;
+        let read = async |connection: &mut MultiplexedConnection| {
+            // Behind the sentinel, whose id begins with 0.
+            connection.xrange_count(&keys.outbox, "1", last, READ_MAX).await
+        };
+        let items: Vec<Item> =
+            self.session.ask("redis:outbox.delivered", read).await.map_err(RedisStoreError::of)?;
         self.confirmed(OutboxBatch::of(items)).await
     }
 
@@ -239,10 +239,8 @@ impl RedisStore {
     /// # Errors
     /// [`RedisStoreError::Unavailable`] when Redis cannot be reached.
     pub async fn outbox_reader(&self, slot: Slot, consumer: &str) -> Result<OutboxReader, RedisStoreError> {
-        let session = self.session(slot).await?;
-        let connection = session.another().await?;
-        let (required, consumer) = (Arc::clone(&self.required), consumer.to_owned());
-        Ok(OutboxReader { connection, session, required, consumer })
+        let session = self.session(slot).await?.apart().await?;
+        Ok(OutboxReader { session, required: Arc::clone(&self.required), consumer: consumer.to_owned() })
     }
 
     /// Takes `entries` off the outbox of the server that they were read from, after SQL has committed them: on another one

@@ -151,7 +151,7 @@ impl Asked<'_> {
         let (version, before, _, after) = match reply {
             Ok(reply) => reply,
             Err(error) => {
-                session.note(&error).await;
+                session.note(&error);
                 return Err(if is_redirect(&error) { NotReplicated::Moved } else { failed(&error) });
             }
         };
@@ -159,7 +159,7 @@ impl Asked<'_> {
             field(info, "role:") == "master" && field(info, "master_replid2:") == &*session.replication_id
         };
         if !is_same(&before) || !is_same(&after) {
-            session.end().await;
+            session.end();
             return Err(NotReplicated::ServerReplaced);
         }
         let written = field(&before, "master_repl_offset:").parse().unwrap_or(u64::MAX);

@@ -111,27 +111,26 @@ impl Session {
         Ok(self.server.begin_or_join(&mut state, primary))
     }
 
-    /// Ends its generation: the server is not what it was.
-    pub(super) async fn end(&self) {
-        let mut state = self.server.state.lock().await;
-        if state.generation == self.generation {
-            self.server.end(&mut state);
-        }
+    /// Ends its generation: the server is not what it was. What is on its way may be answered yet.
+    pub(super) fn end(&self) {
+        let generation = self.generation.get();
+        let _ = self.server.current.compare_exchange(generation, 0, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// A separate connection to the same server, for calls that wait.
-    pub(super) async fn another(&self) -> Result<MultiplexedConnection, RedisError> {
-        connect(&self.client, RESPONSE_TIMEOUT).await
+    /// The same session over a connection of its own, so that its large replies hold up no other call.
+    pub(super) async fn apart(self) -> Result<Self, RedisError> {
+        let connection = connect(&self.client, RESPONSE_TIMEOUT).await?;
+        Ok(Self { connection, ..self })
     }
 
     /// Ends its generation, if `error` shows that a connection of it is broken or leads to a server that is no primary any
     /// more. All connections are then made again. Returns whether it shows so.
-    pub(super) async fn note(&self, error: &RedisError) -> bool {
+    pub(super) fn note(&self, error: &RedisError) -> bool {
         let of_redis = matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
         if of_redis && error.kind() != ErrorKind::Server(ServerErrorKind::ReadOnly) {
             return false;
         }
-        self.end().await;
+        self.end();
         true
     }
 }
@@ -160,9 +159,11 @@ impl Generations {
 #[derive(Debug)]
 pub(super) struct Server {
     way: Way,
-    /// The current generation; 0 while there is none.
+    /// The last generation.
+    begun: AtomicU64,
+    /// The current one; 0 while there is none.
     current: AtomicU64,
-    /// The last generation whose server was replaced by another one.
+    /// The last one whose calls have ended, since another server is the primary.
     replaced: AtomicU64,
     /// Told when that changes.
     replacing: Notify,
@@ -173,9 +174,7 @@ pub(super) struct Server {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The last generation of this server.
-    generation: Generation,
-    /// What the connections of the current generation lead to.
+    /// What the connections of the last generation lead to.
     target: Option<Target>,
     /// Where that is.
     at: Option<ConnectionAddr>,
@@ -198,6 +197,7 @@ impl Server {
     pub(super) fn new(way: Way, generations: Arc<Generations>) -> Self {
         Self {
             way,
+            begun: AtomicU64::new(0),
             current: AtomicU64::new(0),
             replaced: AtomicU64::new(0),
             replacing: Notify::new(),
@@ -210,36 +210,38 @@ impl Server {
     /// The session of a new connection: of the current generation if it leads to the same run, of a new one otherwise.
     fn begin_or_join(self: &Arc<Self>, state: &mut State, primary: Primary) -> Session {
         let Primary { connection, client, replication_id, run } = primary;
-        let joins = self.current.load(Ordering::Acquire) != 0
-            && matches!((&state.target, &run), (Some(Target::Run(current)), Some(run)) if current == run);
-        if !joins {
-            let at = client.get_connection_info().addr();
-            if state.at.as_ref() != Some(at) {
-                self.replace(state.generation);
-                state.at = Some(at.clone());
-            }
-            state.generation = self.generations.begin();
+        let at = client.get_connection_info().addr();
+        let (is_same, is_other) = match (&state.target, &run) {
+            (Some(Target::Run(last)), Some(run)) => (last == run, last != run),
+            _ => (false, state.at.as_ref().is_some_and(|last| last != at)),
+        };
+        if is_other {
+            self.leave();
         }
-        let (server, generation) = (Arc::clone(self), state.generation);
-        let name = client.get_connection_info().addr().to_string().into();
+        let joins = is_same && self.current.load(Ordering::Acquire) != 0;
+        let generation = if joins {
+            Generation::new(self.begun.load(Ordering::Acquire))
+        } else {
+            self.generations.begin()
+        };
+        state.at = Some(at.clone());
+        let server = Arc::clone(self);
+        let name = at.to_string().into();
         let session = Session { connection, generation, replication_id, name, client, server };
         if !joins {
             state.target = Some(run.map_or_else(|| Target::Unknown(session.clone()), Target::Run));
-            self.current.store(state.generation.get(), Ordering::Release);
+            self.begun.store(generation.get(), Ordering::Release);
+            self.current.store(generation.get(), Ordering::Release);
         }
         session
     }
 
-    /// Ends the current generation, if there is one. What is on its way may be answered yet.
-    fn end(&self, state: &mut State) {
-        self.current.store(0, Ordering::Release);
-        state.target = None;
-    }
-
-    /// Ends the current generation, since another server is the primary now, without waiting for an attempt to connect: the
-    /// next connection begins another one.
+    /// Ends the last generation and its calls, since another server is the primary now, without waiting for an attempt to
+    /// connect: the next connection begins another one.
     pub(super) fn leave(&self) {
-        self.replace(Generation::new(self.current.swap(0, Ordering::AcqRel)));
+        self.current.store(0, Ordering::Release);
+        self.replaced.fetch_max(self.begun.load(Ordering::Acquire), Ordering::AcqRel);
+        self.replacing.notify_waiters();
     }
 
     /// What `call` on a connection of `generation` answers; an error as of a broken connection, once another server has become
@@ -258,12 +260,6 @@ impl Server {
             }
         }
         Err(io::Error::new(io::ErrorKind::ConnectionAborted, "another server has become the primary").into())
-    }
-
-    /// Ends the calls of `generation` that are on their way.
-    fn replace(&self, generation: Generation) {
-        self.replaced.fetch_max(generation.get(), Ordering::AcqRel);
-        self.replacing.notify_waiters();
     }
 }
 
@@ -298,17 +294,15 @@ impl Connection {
         }
     }
 
-    /// Ends the current generation, unless it is of the server at `primary`.
-    pub(super) async fn end_unless_at(&self, primary: &ConnectionAddr) {
-        let mut state = self.server.state.lock().await;
-        if state.at.as_ref() == Some(primary) {
-            return;
+    /// Ends the last generation and its calls, unless it is of the server at `primary`.
+    pub(super) async fn leave_unless_at(&self, primary: &ConnectionAddr) {
+        let state = self.server.state.lock().await;
+        if state.at.as_ref().is_some_and(|at| at != primary) {
+            if self.server.current.load(Ordering::Acquire) != 0 {
+                tracing::warn!(%primary, "Sentinel names another primary; connecting to it");
+            }
+            self.server.leave();
         }
-        if state.target.is_some() {
-            tracing::warn!(%primary, "Sentinel names another primary; connecting to it");
-            self.server.end(&mut state);
-        }
-        self.server.replace(state.generation);
     }
 
     /// The current session, or a new one. Callers of all connections wait for the attempt in progress.
