@@ -211,6 +211,7 @@ impl Server {
     fn begin_or_join(self: &Arc<Self>, state: &mut State, primary: Primary) -> Session {
         let Primary { connection, client, replication_id, run } = primary;
         let at = client.get_connection_info().addr();
+        // Without its run, another server is known by its address alone.
         let (is_same, is_other) = match (&state.target, &run) {
             (Some(Target::Run(last)), Some(run)) => (last == run, last != run),
             _ => (false, state.at.as_ref().is_some_and(|last| last != at)),
