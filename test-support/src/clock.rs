@@ -10,8 +10,6 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
 
-use crate::times::now_ms;
-
 const HOUR_MS: i64 = 3_600_000;
 const TICK_MS: i64 = 10;
 
@@ -33,11 +31,6 @@ impl Clock {
     /// Moves it from the real time by milliseconds.
     pub fn move_by_ms(&self, ms: i64) {
         self.0.set(ms);
-    }
-
-    /// Sets it to an instant, from where it goes on.
-    pub fn set_ms(&self, instant_ms: i64) {
-        self.move_by_ms(instant_ms - now_ms());
     }
 }
 

@@ -8,6 +8,7 @@ use crate::clock::{Clock, FrozenClock};
 use crate::cluster::{ClusterSet, Further};
 use crate::redis_server::Kind;
 use crate::sentinel::{Access, SERVICE, SentinelSet};
+use crate::times::now_ms;
 use crate::topology::Topology;
 use crate::wait::{SOON, eventually, holds};
 use crate::{RedisServer, RedisView};
@@ -115,14 +116,27 @@ impl Servers {
         self.primaries().into_iter().map(RedisServer::pid).collect()
     }
 
-    /// Waits until it is `now_ms` at every primary, and up to `late_ms` later: a Valkey takes the time of the first command
-    /// after a rest from before it.
-    pub async fn reach(&self, now_ms: i64, late_ms: i64) {
+    /// Moves `clock`, on which they run, by milliseconds from the real time, and waits until every primary has heard: a Valkey
+    /// takes the time of the first command after a rest from before it.
+    pub async fn move_clock(&self, clock: &Clock, ms: i64) {
+        // They round it.
+        let first = now_ms() + ms - 5;
+        clock.move_by_ms(ms);
+        self.have_time(|time| (first..=now_ms() + ms + 5).contains(&time)).await;
+    }
+
+    /// The same for servers that were started on this clock, which stands still.
+    pub async fn set_frozen_clock(&self, clock: &mut FrozenClock, now_ms: i64) {
+        clock.set_ms(now_ms);
+        self.have_time(|time| time == now_ms).await;
+    }
+
+    /// Waits until every primary has a time, in milliseconds since 1970, that is right.
+    async fn have_time(&self, is_right: impl Fn(i64) -> bool) {
         let view = self.view().await;
         eventually(SOON, || async {
             let told: Vec<(i64, i64)> = view.query_all(&["TIME"]).await;
-            let on_time = |(s, us): &(i64, i64)| (0..=late_ms).contains(&(s * 1000 + us / 1000 - now_ms));
-            holds(told.iter().all(on_time), || format!("{told:?}, not {now_ms}"))
+            holds(told.iter().all(|(s, us)| is_right(s * 1000 + us / 1000)), || format!("{told:?}"))
         })
         .await;
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 use support::checker::{Checker, Expect, Limits};
+use support::clock::Clock;
 use support::fault_proxy::FaultProxy;
 use support::follower::Follower;
 use support::postgres::Postgres;
@@ -115,6 +116,11 @@ impl Fixture {
     /// The test's servers.
     pub fn server(&mut self) -> &mut Servers {
         self.server.as_mut().expect("servers of the test's")
+    }
+
+    /// Moves the clock of the test's servers, which run on it, by milliseconds from the real time.
+    pub async fn move_clock(&self, clock: &Clock, ms: i64) {
+        self.server.as_ref().expect("servers of the test's").move_clock(clock, ms).await;
     }
 
     /// The process ids of all that decide.

@@ -46,7 +46,7 @@ async fn clock_under_redis() {
     for (ms, expected) in [(HOUR_MS, "ended"), (-HOUR_MS, "not_started"), (0, "claimed"), (HOUR_MS, "ended")]
     {
         row.fault();
-        clock.move_by_ms(ms);
+        fixture.move_clock(&clock, ms).await;
         let seen = checker.claim(&fixture.core, &format!("at-{ms}"), "k").await;
         assert_eq!(code(&seen), expected, "moved by {ms} ms");
         let replay = checker.claim(&fixture.core, "u0", "k").await;
@@ -67,7 +67,7 @@ async fn clock_across_midnight() {
     for round in 0..4 {
         for hours in [0, 24, 23, 0, 24] {
             row.fault();
-            clock.move_by_ms(hours * HOUR_MS);
+            fixture.move_clock(&clock, hours * HOUR_MS).await;
             for user in 0..5 {
                 let seen =
                     checker.claim(&fixture.core, &format!("u{user}"), &format!("k{round}-{hours}")).await;

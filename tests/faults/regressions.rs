@@ -11,6 +11,7 @@ use support::core_process::API_TOKEN;
 use support::inspect::key;
 use support::only_on;
 use support::storm::Seen;
+use support::times::{ms, now_ms};
 use support::topology::ONE_SERVER;
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, Servers, eventually};
@@ -239,7 +240,7 @@ async fn many_holds_due_at_once_deny_no_user() {
     checker.win(&fixture.core, 0..1000).await;
     checker.acknowledged().iter().for_each(|id| checker.ended(id));
     row.fault();
-    clock.move_by_ms(2 * 3_600_000);
+    fixture.move_clock(&clock, 2 * 3_600_000).await;
     // The very first to come, alone: no sweep has been there yet, or it has; every one of them is granted.
     let asked = (1000..2000).map(|user| {
         let (checker, core) = (&checker, &fixture.core);
@@ -260,11 +261,11 @@ async fn confirm_at_the_last_moment() {
     transition(&fixture.core, &early, "confirm").await.expect(200);
     for (at, past_ms) in [0, 1, 3_600_000].into_iter().enumerate() {
         row.fault();
-        clock.move_by_ms(0);
+        fixture.move_clock(&clock, 0).await;
         let id = wins(&checker, &fixture.core, &format!("late-{at}")).await;
         let claim = fixture.core.look_up(&id).await.expect(200).json()["claim"].clone();
-        let expires_ms = support::times::ms(claim["expires_at"].as_str().unwrap());
-        clock.set_ms(expires_ms + past_ms);
+        let expires_ms = ms(claim["expires_at"].as_str().unwrap());
+        fixture.move_clock(&clock, expires_ms + past_ms - now_ms()).await;
         let refused = transition(&fixture.core, &id, "confirm").await.refused(409, "claim_expired");
         assert_eq!(refused.json()["claim"]["status"], "expired");
         transition(&fixture.core, &id, "return").await.expect(200);

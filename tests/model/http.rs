@@ -181,8 +181,7 @@ impl Run {
 
     /// Moves the clock. Core sweeps holds when it likes: the run goes on when it has.
     async fn move_clock(&mut self, to: i64) -> Result<(), String> {
-        self.clock.set_ms(to);
-        self.redis.reach(self.clock.now_ms(), 0).await;
+        self.redis.set_frozen_clock(&mut self.clock, to).await;
         // Maintains the campaign now rather than within a second, and drops the cached denial.
         self.core.admin_post(&format!("/admin/v1/campaigns/{CAMPAIGN}/warm-up")).await;
         if self.model.expire(to) == 0 {

@@ -110,8 +110,7 @@ impl System {
 
     /// Moves Redis' clock.
     pub async fn set_clock(&mut self, to_ms: i64) {
-        self.clock.set_ms(to_ms);
-        self.redis.reach(self.clock.now_ms(), 0).await;
+        self.redis.set_frozen_clock(&mut self.clock, to_ms).await;
         self.changed();
     }
 
