@@ -152,7 +152,7 @@ async fn client_gone() {
     let fixture = Fixture::managed().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..1).await;
-    let pid = fixture.core.redis_pid().await;
+    let pid = fixture.redis().await.pid().await;
     // Redis is stopped so that no caller is answered before it has gone.
     signal_pid(pid, Signal::STOP);
     for at in 0..20 {
