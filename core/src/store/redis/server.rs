@@ -159,7 +159,7 @@ impl Generations {
 #[derive(Debug)]
 pub(super) struct Server {
     way: Way,
-    /// The last generation.
+    /// The last generation that has begun.
     begun: AtomicU64,
     /// The current one; 0 while there is none.
     current: AtomicU64,
