@@ -10,6 +10,8 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tempfile::TempDir;
 
+use crate::process::PRELOAD;
+
 const HOUR_MS: i64 = 3_600_000;
 const TICK_MS: i64 = 10;
 
@@ -114,7 +116,12 @@ impl Shim {
 
     fn environment(&self) -> [(&'static str, PathBuf); 2] {
         let path = |name| self.directory.path().join(name);
-        [("LD_PRELOAD", path("clock_shim.so")), ("CLOCK_SHIM", path("number"))]
+        let mut preload = path("clock_shim.so").into_os_string();
+        if let Some(others) = std::env::var_os(PRELOAD) {
+            preload.push(":");
+            preload.push(others);
+        }
+        [(PRELOAD, preload.into()), ("CLOCK_SHIM", path("number"))]
     }
 
     /// In one write of 8 bytes to an aligned place: no process sees half of a number.

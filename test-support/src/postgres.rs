@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use tempfile::TempDir;
 
-use crate::process::{Process, Signal, children_of, command, free_address, runs, signal_pid};
+use crate::process::{Process, Signal, children_of, command, free_address, is_slow, runs, signal_pid};
 use crate::wait::{SOON, eventually};
 
 /// Who may start a server when the tests run as root, which PostgreSQL refuses to be.
@@ -198,8 +198,10 @@ fn launch(
     let mut server = as_unprivileged(&programs.join("postgres"))?;
     server.arg("-D").arg(directory.join("data")).arg("-k").arg(directory).args(["-h", "", "-N", "40"]);
     server.arg("-p").arg(port.to_string());
-    // What a killed server has written is in the kernel's hands, which outlive it; only the power may not go out.
-    server.args(["-c", "fsync=off", "-c", "shared_buffers=32MB"]).current_dir(directory);
+    // What a killed server has written is in the kernel's hands, which outlive it; only the power may not go out. On a slow
+    // disk it is to wait for its syncs all the same.
+    let fsync = if is_slow() { "fsync=on" } else { "fsync=off" };
+    server.args(["-c", fsync, "-c", "shared_buffers=32MB"]).current_dir(directory);
     server.args(settings.iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]));
     server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     Ok(Process::start(server))

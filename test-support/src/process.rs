@@ -24,6 +24,14 @@ static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
     Mutex::new(orders)
 });
 
+/// The dynamic linker's variable: `scripts/slow.sh` sets it for all that a test starts.
+pub const PRELOAD: &str = "LD_PRELOAD";
+
+/// Whether `scripts/slow.sh` runs the tests.
+pub fn is_slow() -> bool {
+    std::env::var_os("CLAIMGATE_TEST_SLOW").is_some()
+}
+
 /// A running process; dropping it kills it.
 #[derive(Debug)]
 pub struct Process {
@@ -37,8 +45,10 @@ pub struct Process {
 pub fn command(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "env", "--default-signal=INT,QUIT"]).arg(program).env_clear();
-    if let Some(path) = std::env::var_os("PATH") {
-        command.env("PATH", path);
+    for name in ["PATH", PRELOAD] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
     }
     command
 }
