@@ -88,22 +88,29 @@ pub struct Definition {
     pub unit: Unit,
     /// What it should come to; `None` for what is only told.
     pub target: Option<Target>,
+    /// Whether a run measures it in one round only, however many rounds others have.
+    pub is_once: bool,
 }
 
 impl Definition {
     /// A ratio that should be `least` or more.
     pub const fn at_least(name: &'static str, unit: Unit, least: f64) -> Self {
-        Self { name, unit, target: Some(Target::AtLeast(least)) }
+        Self { name, unit, target: Some(Target::AtLeast(least)), is_once: false }
     }
 
     /// A figure that should be `most` or less.
     pub const fn at_most(name: &'static str, unit: Unit, most: f64) -> Self {
-        Self { name, unit, target: Some(Target::AtMost(most)) }
+        Self { name, unit, target: Some(Target::AtMost(most)), is_once: false }
     }
 
     /// A figure that nothing is demanded of.
     pub const fn told(name: &'static str, unit: Unit) -> Self {
-        Self { name, unit, target: None }
+        Self { name, unit, target: None, is_once: false }
+    }
+
+    /// The same figure, measured once a run.
+    pub const fn once(self) -> Self {
+        Self { is_once: true, ..self }
     }
 }
 
@@ -117,6 +124,8 @@ pub struct Figure {
     pub definition: &'static Definition,
     /// One value a round.
     pub rounds: Vec<f64>,
+    /// Rounds that the run was to have of it.
+    pub rounds_wanted: u32,
     /// What went on beside the rounds, put together.
     pub disturbance: Disturbance,
 }
@@ -147,6 +156,16 @@ impl Figure {
         rounds.or_else(|| self.disturbance.complaint())
     }
 
+    /// Whether it has fewer rounds than it was to have.
+    pub fn is_short(&self) -> bool {
+        self.rounds.len() < self.rounds_wanted as usize
+    }
+
+    /// Whether it has one round where several would show how far rounds differ: such a figure is not proven quiet.
+    pub fn is_unproven(&self) -> bool {
+        self.rounds.len() == 1 && !self.definition.is_once
+    }
+
     /// Whether noise leaves it open on which side of its target the figure is: some rounds reach it, some do not.
     pub fn is_open(&self) -> bool {
         let Some(target) = self.definition.target else { return false };
@@ -166,30 +185,53 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// All that was measured, in the order in which it first was.
-#[derive(Debug, Default)]
-pub struct Figures(Vec<Figure>);
+/// The figures that a run is to measure, and those that it has measured, in the order in which it first did.
+#[derive(Debug)]
+pub struct Figures {
+    wanted: Vec<&'static Definition>,
+    /// Rounds of each figure that is not measured once.
+    pub rounds_wanted: u32,
+    measured: Vec<Figure>,
+}
 
 impl Figures {
+    /// The figures `wanted`, none of them measured yet, with `rounds_wanted` rounds of each to come.
+    pub fn new(wanted: Vec<&'static Definition>, rounds_wanted: u32) -> Self {
+        Self { wanted, rounds_wanted, measured: Vec::new() }
+    }
+
     /// Takes in one round of a figure.
     pub fn add(&mut self, definition: &'static Definition, value: f64, disturbance: Disturbance) {
-        if let Some(figure) = self.0.iter_mut().find(|figure| figure.definition == definition) {
+        if let Some(figure) = self.measured.iter_mut().find(|figure| figure.definition == definition) {
             figure.rounds.push(value);
             figure.disturbance = figure.disturbance.with(disturbance);
         } else {
-            self.0.push(Figure { definition, rounds: vec![value], disturbance });
+            let rounds_wanted = if definition.is_once { 1 } else { self.rounds_wanted };
+            self.measured.push(Figure { definition, rounds: vec![value], rounds_wanted, disturbance });
         }
     }
 
     /// The median of a figure's rounds; not a number when it was not measured.
     pub fn value(&self, definition: &'static Definition) -> f64 {
-        self.0.iter().find(|figure| figure.definition == definition).map_or(f64::NAN, Figure::value)
+        self.measured.iter().find(|figure| figure.definition == definition).map_or(f64::NAN, Figure::value)
     }
 
     /// Those with a target first, otherwise as measured.
     pub fn in_order(&self) -> Vec<&Figure> {
         let (judged, told): (Vec<_>, Vec<_>) =
-            self.0.iter().partition(|figure| figure.definition.target.is_some());
+            self.measured.iter().partition(|figure| figure.definition.target.is_some());
         judged.into_iter().chain(told).collect()
+    }
+
+    /// How many of those measured are as `is_such` says.
+    pub fn count(&self, is_such: fn(&Figure) -> bool) -> usize {
+        self.measured.iter().filter(|figure| is_such(figure)).count()
+    }
+
+    /// The figures without any round.
+    pub fn missing(&self) -> Vec<&'static Definition> {
+        let is_missing =
+            |wanted: &&'static Definition| self.measured.iter().all(|figure| figure.definition != *wanted);
+        self.wanted.iter().copied().filter(is_missing).collect()
     }
 }

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use crate::figures::{Figure, Figures, Target, Unit};
+use crate::figures::{Figure, Target, Unit};
 use crate::report;
+use crate::session::Session;
 
 const STYLE: &str = include_str!("page.css");
 
@@ -29,12 +30,11 @@ const CHARTS: &[(&str, Unit)] = &[
 ];
 
 /// The whole page.
-pub fn page(figures: &Figures, void: Option<&str>, machine: &Value) -> String {
-    let all = figures.in_order();
+pub fn page(session: &Session, machine: &Value) -> String {
+    let all = session.figures.in_order();
     let (judged, told): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|figure| figure.definition.target.is_some());
-    let mut body =
-        void.map_or_else(String::new, |why| format!("<h2>This run is void</h2><p>{}", escaped(why)));
+    let mut body = warnings(session);
     if !judged.is_empty() {
         body += "<h2>Against their targets</h2><p>Each bar is the median over its target, which is the dashed line; \
                  the thin line reaches from the lowest round to the highest. Where the target is at most (≤), short is good.</p>";
@@ -46,17 +46,34 @@ pub fn page(figures: &Figures, void: Option<&str>, machine: &Value) -> String {
             let _ = write!(body, "<h2>{title}</h2>{}", chart(&of_unit, |_| 1.0));
         }
     }
-    let noise = report::noise(figures);
-    if !noise.is_empty() {
-        let items = noise.iter().map(|line| escaped(line)).collect::<Vec<_>>().join("<li>");
-        let _ = write!(body, "<h2>The machine was noisy</h2><ul><li>{items}</ul>");
-    }
+    body += &list("The machine was noisy", &report::noise(&session.figures));
+    body += &list("Not measured", &report::missing(&session.figures));
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>claimgate bench</title>\
          <meta name=\"viewport\" content=\"width=device-width\"><style>{STYLE}</style></head>\
          <body><h1>claimgate bench</h1>{body}<h2>The machine</h2><pre>{}</pre></body></html>\n",
         escaped(&format!("{machine:#}"))
     )
+}
+
+/// Why the figures prove less than those of a whole run.
+fn warnings(session: &Session) -> String {
+    let paragraph = |title, text: &str| format!("<h2>{title}</h2><p>{}", escaped(text));
+    let void = session.void.as_deref().map(|why| paragraph("This run is void", why));
+    let ended_early = session.ended_early.as_deref();
+    let incomplete = ended_early
+        .map(|why| paragraph("This run is incomplete", &report::incomplete(&session.figures, why)));
+    let unproven = report::unproven(&session.figures).map(|text| paragraph("Not proven", &text));
+    [void, incomplete, unproven].into_iter().flatten().collect()
+}
+
+/// A titled list; nothing without items.
+fn list(title: &str, items: &[impl AsRef<str>]) -> String {
+    if items.is_empty() {
+        return String::new();
+    }
+    let items = items.iter().map(|item| escaped(item.as_ref())).collect::<Vec<_>>().join("<li>");
+    format!("<h2>{title}</h2><ul><li>{items}</ul>")
 }
 
 /// Horizontal bars, one a figure, each of its value over what `over` says, all to one scale.
@@ -110,7 +127,12 @@ fn words(figure: &Figure) -> String {
         .definition
         .target
         .map_or_else(String::new, |target| format!(" ({}: {})", target.text(unit), report::verdict(figure)));
-    format!("{}{verdict}", unit.text(figure.value()))
+    let short = if figure.is_short() {
+        format!(", {} of {} rounds", figure.rounds.len(), figure.rounds_wanted)
+    } else {
+        String::new()
+    };
+    format!("{}{verdict}{short}", unit.text(figure.value()))
 }
 
 fn escaped(text: &str) -> String {

@@ -11,8 +11,55 @@ use crate::session::Session;
 /// What a table is wide at most, in characters.
 const COLUMNS: u16 = 80;
 
+/// All that a run came to, for people: what is incomplete stands above the table and below it.
+pub fn text(figures: &Figures, ended_early: Option<&str>) -> String {
+    let mut paragraphs = Vec::new();
+    let warning = ended_early.map(|why| format!("INCOMPLETE: {}", incomplete(figures, why)));
+    paragraphs.extend(warning.clone());
+    paragraphs.push(table(figures));
+    let short = figures.count(Figure::is_short);
+    if short > 0 {
+        let wanted = figures.rounds_wanted;
+        paragraphs.push(format!("(n) Only n of {wanted} rounds, for lack of time. Such figures: {short}."));
+    }
+    let noise = noise(figures);
+    if !noise.is_empty() {
+        paragraphs.push(format!("~ The machine was noisy:\n  {}", noise.join("\n  ")));
+    }
+    paragraphs.extend(unproven(figures).map(|text| format!("~ {text}")));
+    let missing = missing(figures);
+    if !missing.is_empty() {
+        paragraphs.push(format!("Not measured:\n  {}", missing.join("\n  ")));
+    }
+    paragraphs.extend(warning);
+    paragraphs.join("\n\n")
+}
+
+/// What a run lacks that ended early, for the reason `why`.
+pub fn incomplete(figures: &Figures, why: &str) -> String {
+    let (missing, short) = (figures.missing().len(), figures.count(Figure::is_short));
+    format!(
+        "this run ended early, since {why}. Figures without a round: {missing}, with fewer rounds than wanted: {short}."
+    )
+}
+
+/// What figures of one round do not say; `None` without such figures.
+pub fn unproven(figures: &Figures) -> Option<String> {
+    let count = figures.count(Figure::is_unproven);
+    (count > 0).then(|| {
+        format!(
+            "Figures of one round: {count}. One round has no spread, so these figures are not proven quiet."
+        )
+    })
+}
+
+/// The names of the figures without a round.
+pub fn missing(figures: &Figures) -> Vec<&'static str> {
+    figures.missing().into_iter().map(|definition| definition.name).collect()
+}
+
 /// The figures as a table of 80 columns.
-pub fn table(figures: &Figures) -> String {
+fn table(figures: &Figures) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Dynamic).set_width(COLUMNS);
     table.set_header(["figure", "median", "rounds", "target", "reached"]);
@@ -31,14 +78,19 @@ pub fn table(figures: &Figures) -> String {
 fn row(figure: &Figure) -> [String; 5] {
     let unit = figure.definition.unit;
     let target = figure.definition.target.map_or_else(String::new, |target| target.text(unit));
-    [figure.definition.name.to_owned(), unit.text(figure.value()), range(figure), target, verdict(figure)]
+    [figure.definition.name.to_owned(), unit.text(figure.value()), rounds(figure), target, verdict(figure)]
+}
+
+/// From the lowest round to the highest, and in brackets how many there are if that is fewer than wanted.
+fn rounds(figure: &Figure) -> String {
+    let count = figure.rounds.len();
+    let range = (count > 1).then(|| range(figure));
+    let short = figure.is_short().then(|| format!("({count})"));
+    [range, short].into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 /// From the lowest round to the highest, the unit said once.
-pub fn range(figure: &Figure) -> String {
-    if figure.rounds.len() == 1 {
-        return String::new();
-    }
+fn range(figure: &Figure) -> String {
     let (low, high) = figure.range();
     let (low, high) = (figure.definition.unit.text(low), figure.definition.unit.text(high));
     match (low.split_once(' '), high.split_once(' ')) {
@@ -47,13 +99,14 @@ pub fn range(figure: &Figure) -> String {
     }
 }
 
-/// Whether the target is reached, and whether noise lets one tell: `~` marks a noisy figure whose rounds all agree.
+/// Whether the target is reached, and whether noise lets one tell: `~` marks a figure that is noisy or has one round, and
+/// whose rounds all agree.
 pub fn verdict(figure: &Figure) -> String {
     let Some(reached) = figure.reached() else { return String::new() };
     if figure.is_open() {
         return "too noisy".to_owned();
     }
-    let mark = if figure.noise().is_some() { " ~" } else { "" };
+    let mark = if figure.noise().is_some() || figure.is_unproven() { " ~" } else { "" };
     format!("{}{mark}", if reached { "yes" } else { "NO" })
 }
 
@@ -66,7 +119,14 @@ pub fn noise(figures: &Figures) -> Vec<String> {
 /// `report.json`.
 pub fn json(session: &Session, machine: &Value) -> Value {
     let figures: Vec<_> = session.figures.in_order().into_iter().map(figure_json).collect();
-    json!({ "figures": figures, "void": session.void, "machine": machine })
+    json!({
+        "figures": figures,
+        "ended_early": session.ended_early,
+        "missing": missing(&session.figures),
+        "void": session.void,
+        "seconds": session.options.seconds,
+        "machine": machine,
+    })
 }
 
 fn figure_json(figure: &Figure) -> Value {
@@ -76,6 +136,7 @@ fn figure_json(figure: &Figure) -> Value {
         "target": figure.definition.target.map(Target::number),
         "reached": figure.reached(),
         "rounds": figure.rounds,
+        "rounds_wanted": figure.rounds_wanted,
     })
 }
 
@@ -97,4 +158,70 @@ pub fn machine(mut facts: Value, session: &Session, load_before: &str, load_afte
             .collect::<Vec<_>>(),
     });
     facts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::{Definition, Unit};
+    use crate::machine::Disturbance;
+
+    const RATIO: &Definition = &Definition::at_least("claims ÷ (e)", Unit::Ratio, 1.0);
+    const RATE: &Definition = &Definition::told("claims", Unit::PerSecond);
+    const BYTES: &Definition = &Definition::at_most("bytes a claim", Unit::Bytes, 150.0).once();
+
+    const QUIET: Disturbance =
+        Disturbance { calibration_min_ms: 10.0, calibration_max_ms: 10.0, others: 0.0, stolen: 0.0 };
+
+    fn figures(rounds: &[(&'static Definition, &[f64])]) -> Figures {
+        let mut figures = Figures::new(vec![RATIO, RATE, BYTES], 3);
+        for (definition, values) in rounds {
+            for value in *values {
+                figures.add(definition, *value, QUIET);
+            }
+        }
+        figures
+    }
+
+    /// The row of a figure, one space between its words.
+    fn row_of(text: &str, definition: &Definition) -> String {
+        let row = text.lines().find(|line| line.starts_with(definition.name)).unwrap();
+        row.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_run_that_ended_early_shows_what_it_has_and_names_what_is_missing() {
+        let figures = figures(&[(RATIO, &[1.1, 1.2])]);
+        let text = text(&figures, Some("its time of 705 s was over"));
+        let warning = "INCOMPLETE: this run ended early, since its time of 705 s was over. Figures without a round: 2, \
+                       with fewer rounds than wanted: 1.";
+        assert!(text.starts_with(warning) && text.ends_with(warning), "{text}");
+        assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.15 1.10–1.20 (2) ≥ 1.00 yes");
+        assert!(text.contains("Not measured:\n  claims\n  bytes a claim\n"), "{text}");
+    }
+
+    #[test]
+    fn a_run_that_measured_nothing_names_every_figure() {
+        let text = text(&figures(&[]), Some("it was interrupted"));
+        assert!(text.contains("Not measured:\n  claims ÷ (e)\n  claims\n  bytes a claim\n"), "{text}");
+    }
+
+    #[test]
+    fn a_whole_run_has_no_warning() {
+        let text = text(&figures(&[(RATIO, &[1.1; 3]), (RATE, &[9.0; 3]), (BYTES, &[136.0])]), None);
+        assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 1.10–1.10 ≥ 1.00 yes");
+        assert_eq!(row_of(&text, BYTES), "bytes a claim 136.0 B ≤ 150 B yes", "one round is all of it");
+        assert!(!["INCOMPLETE", "Not measured", "(n)", "~"].iter().any(|mark| text.contains(mark)), "{text}");
+    }
+
+    #[test]
+    fn a_figure_of_one_round_is_not_proven_quiet() {
+        let text = text(&figures(&[(RATIO, &[1.1]), (RATE, &[9.0]), (BYTES, &[136.0])]), None);
+        assert_eq!(row_of(&text, RATIO), "claims ÷ (e) 1.10 (1) ≥ 1.00 yes ~");
+        assert!(
+            text.contains("\n\n(n) Only n of 3 rounds, for lack of time. Such figures: 2.\n\n"),
+            "{text}"
+        );
+        assert!(text.contains("\n\n~ Figures of one round: 2. One round has no spread"), "{text}");
+    }
 }

@@ -36,6 +36,8 @@ pub struct Session {
     pub top_rate: Option<f64>,
     /// Why the run proves nothing, if it does not.
     pub void: Option<String>,
+    /// Why the run ended before everything was measured, if it did.
+    pub ended_early: Option<String>,
     /// Over the whole run.
     pub disturbance: Disturbance,
     round: Disturbance,
@@ -44,8 +46,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// A run with nothing measured yet.
-    pub fn new(options: Options, metrics: PrometheusHandle) -> Self {
+    /// A run that is to measure `figures`.
+    pub fn new(options: Options, figures: Figures, metrics: PrometheusHandle) -> Self {
         let upkeep = metrics.clone();
         tokio::spawn(async move {
             loop {
@@ -55,10 +57,11 @@ impl Session {
         });
         Self {
             options,
-            figures: Figures::default(),
+            figures,
             metrics,
             top_rate: None,
             void: None,
+            ended_early: None,
             disturbance: Disturbance::NONE,
             round: Disturbance::NONE,
             started: Instant::now(),

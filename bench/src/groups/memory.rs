@@ -26,18 +26,18 @@ pub const GROUP: Group = Group {
     run: |session| Box::pin(run(session)),
 };
 
-const BYTES: &Definition = &Definition::at_most("Redis bytes a claim, 1 M users", Unit::Bytes, 150.0);
-const USERS: &Definition = &Definition::told("… users (hash)", Unit::Bytes);
-const CLAIMS: &Definition = &Definition::told("… claims (hash)", Unit::Bytes);
-const HOLDS: &Definition = &Definition::told("… holds (sorted set)", Unit::Bytes);
-const OUTBOX: &Definition = &Definition::told("… outbox (stream)", Unit::Bytes);
-const CAMPAIGN: &Definition = &Definition::told("… campaign (hash)", Unit::Bytes);
-const ELSEWHERE: &Definition = &Definition::told("… everything else in Redis", Unit::Bytes);
-const NAMES: &Definition = &Definition::told("of users: user ids", Unit::Bytes);
-const RECORDS: &Definition = &Definition::told("of users: records", Unit::Bytes);
-const ENTRIES: &Definition = &Definition::told("of users: dict entries", Unit::Bytes);
-const TABLE: &Definition = &Definition::told("of users: the dict's table", Unit::Bytes);
-const ROUNDING: &Definition = &Definition::told("of users: headers, rounding", Unit::Bytes);
+const BYTES: &Definition = &Definition::at_most("Redis bytes a claim, 1 M users", Unit::Bytes, 150.0).once();
+const USERS: &Definition = &Definition::told("… users (hash)", Unit::Bytes).once();
+const CLAIMS: &Definition = &Definition::told("… claims (hash)", Unit::Bytes).once();
+const HOLDS: &Definition = &Definition::told("… holds (sorted set)", Unit::Bytes).once();
+const OUTBOX: &Definition = &Definition::told("… outbox (stream)", Unit::Bytes).once();
+const CAMPAIGN: &Definition = &Definition::told("… campaign (hash)", Unit::Bytes).once();
+const ELSEWHERE: &Definition = &Definition::told("… everything else in Redis", Unit::Bytes).once();
+const NAMES: &Definition = &Definition::told("of users: user ids", Unit::Bytes).once();
+const RECORDS: &Definition = &Definition::told("of users: records", Unit::Bytes).once();
+const ENTRIES: &Definition = &Definition::told("of users: dict entries", Unit::Bytes).once();
+const TABLE: &Definition = &Definition::told("of users: the dict's table", Unit::Bytes).once();
+const ROUNDING: &Definition = &Definition::told("of users: headers, rounding", Unit::Bytes).once();
 
 const KEYS: &[(&str, &Definition)] =
     &[("users", USERS), ("claims", CLAIMS), ("holds", HOLDS), ("outbox", OUTBOX), ("campaign", CAMPAIGN)];
