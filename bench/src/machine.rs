@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::Write as _;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::{Value, json};
@@ -14,6 +14,16 @@ use sha2::{Digest as _, Sha256};
 pub const CALIBRATION_SPREAD_MAX: f64 = 0.15;
 /// The largest share of the machine that others, the hypervisor among them, may have taken.
 pub const OTHERS_SHARE_MAX: f64 = 0.10;
+
+/// Cores of the reference machine of `docs/performance.md`. More cores hardly shorten a run: most servers in it keep one or
+/// two of them busy.
+const REFERENCE_CORES: usize = 2;
+/// Sorts of the reference machine within [`SLOWNESS_WINDOW`], on all its cores.
+const REFERENCE_SORTS: f64 = 3_600.0;
+const SORTED_NUMBERS: u64 = 1 << 16;
+/// Several periods of a processor quota (100 ms by default): a machine that is stopped half of the time counts as half as
+/// fast.
+const SLOWNESS_WINDOW: Duration = Duration::from_secs(1);
 
 const CALIBRATION_BYTES: usize = 4 << 20;
 const CALIBRATION_RUNS: usize = 6;
@@ -82,6 +92,29 @@ fn calibrate_core(core: usize) -> f64 {
         started.elapsed().as_secs_f64() * 1000.0
     };
     (0..CALIBRATION_RUNS).map(run).fold(f64::INFINITY, f64::min)
+}
+
+/// Returns how many times as long as the reference machine this one takes for the same work. The work is sorting, not hashing
+/// as in [`calibrate`]: only some processors have instructions for hashing, and nothing else here runs faster with them.
+pub fn slowness() -> f64 {
+    let cores: Vec<_> = (0..REFERENCE_CORES).map(|_| std::thread::spawn(sorts)).collect();
+    let sorts: u32 = cores.into_iter().filter_map(|core| core.join().ok()).sum();
+    REFERENCE_SORTS / f64::from(sorts.max(1))
+}
+
+/// Sorts the same numbers again and again; returns how often within [`SLOWNESS_WINDOW`].
+fn sorts() -> u32 {
+    // An odd multiplier scatters them.
+    let numbers: Vec<u64> = (0..SORTED_NUMBERS).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
+    let started = Instant::now();
+    let mut sorts = 0;
+    while started.elapsed() < SLOWNESS_WINDOW {
+        let mut copy = numbers.clone();
+        copy.sort_unstable();
+        std::hint::black_box(&copy);
+        sorts += 1;
+    }
+    sorts
 }
 
 /// Processor time so far, in ticks over all cores.

@@ -8,6 +8,7 @@
 
 mod answer;
 mod bare;
+mod budget;
 mod campaigns;
 mod checks;
 mod child;
@@ -41,6 +42,7 @@ use mimalloc::MiMalloc;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::budget::{Asked, Budget, Cost};
 use crate::figures::Figures;
 use crate::groups::{GROUPS, Group};
 use crate::session::{Options, Session};
@@ -51,6 +53,8 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// The time after which a run ends with the figures it has. With it, `make bench` ends within 12 minutes.
 const TIME_MAX: Duration = Duration::from_secs(705);
+/// The time by which a run is planned to end: the estimates may be short by the difference.
+const TIME_PLANNED: Duration = Duration::from_secs(690);
 
 /// A run that ended early is neither a failure nor what was asked for, so a script can tell it from both.
 const ENDED_EARLY: u8 = 3;
@@ -61,12 +65,12 @@ const ENDED_EARLY: u8 = 3;
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Rounds of every measurement; figures are their medians
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
-    /// Seconds of one measurement
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
+    /// Rounds of every measurement; figures are their medians [default: 3, fewer where time is short]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Seconds of one measurement [default: 3, fewer where time is short]
+    #[arg(long)]
+    seconds: Option<f64>,
     /// Connections of the HTTP load
     #[arg(long, default_value_t = 256)]
     connections: usize,
@@ -135,11 +139,10 @@ async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
     let wanted = cli.only.as_deref().map_or_else(|| GROUPS.iter().collect(), groups::meant_by);
     anyhow::ensure!(!wanted.is_empty(), "--only: no such group or figure; see --help");
     let load_before = machine::load_average();
-    let facts = machine::facts();
-    let options = Options { rounds: cli.rounds, seconds: cli.seconds, connections: cli.connections };
-    let figures = wanted.iter().flat_map(|group| group.figures).copied().collect();
-    let figures = Figures::new(figures, cli.rounds);
-    let mut session = Session::new(options, figures, claimgate_core::metrics::install()?);
+    let slowness = machine::slowness();
+    let mut facts = machine::facts();
+    facts["slowness"] = slowness.into();
+    let mut session = session(cli, &wanted, slowness, started)?;
     session.ended_early = measure_or_stop(&mut session, &wanted, started).await?;
     let machine = report::machine(facts, &session, &load_before, &machine::load_average());
     write(&cli.out, &session, &machine)?;
@@ -148,6 +151,27 @@ async fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         anyhow::bail!("this run is void: {why}");
     }
     Ok(session.ended_early.map_or(ExitCode::SUCCESS, |_| ExitCode::from(ENDED_EARLY)))
+}
+
+/// Plans the run for this machine, and says how.
+fn session(cli: &Cli, wanted: &[&'static Group], slowness: f64, started: Instant) -> anyhow::Result<Session> {
+    let parts: Vec<Cost> = wanted.iter().flat_map(|group| group.parts).copied().collect();
+    let asked = Asked { rounds: cli.rounds, seconds: cli.seconds };
+    let plan = asked.plan(&parts, TIME_PLANNED.as_secs_f64(), slowness);
+    let figures = wanted.iter().flat_map(|group| group.figures).copied().collect();
+    let budget = Budget::new(
+        parts,
+        asked,
+        plan.seconds,
+        slowness,
+        started.elapsed().as_secs_f64(),
+        TIME_PLANNED.as_secs_f64(),
+    );
+    let options = Options { seconds: plan.seconds, connections: cli.connections };
+    let figures = Figures::new(figures, asked.rounds_wanted());
+    let session = Session::new(options, figures, budget, claimgate_core::metrics::install()?, started);
+    session.say(report::plan(plan, asked, slowness));
+    Ok(session)
 }
 
 /// Measures until done, told to stop, or out of time, and returns why it ended early. All that was started ends with it.
@@ -191,5 +215,6 @@ fn write(out: &Path, session: &Session, machine: &Value) -> anyhow::Result<()> {
 #[allow(clippy::print_stdout)] // the benchmark's answer
 fn print(session: &Session, out: &Path) {
     println!("{}", report::text(&session.figures, session.ended_early.as_deref()));
-    println!("\n{0}/report.json, {0}/report.html", out.display());
+    println!("\nEach measurement lasted {} s.", session.options.seconds);
+    println!("{0}/report.json, {0}/report.html", out.display());
 }

@@ -4,12 +4,23 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Value, json};
 
+use crate::budget::{Asked, Plan};
 use crate::figures::{Figure, Figures, Target};
 use crate::machine::{CALIBRATION_SPREAD_MAX, OTHERS_SHARE_MAX};
 use crate::session::Session;
 
 /// What a table is wide at most, in characters.
 const COLUMNS: u16 = 80;
+
+/// How the run is planned, and why.
+pub fn plan(plan: Plan, asked: Asked, slowness: f64) -> String {
+    let Plan { rounds, seconds } = plan;
+    let plural = if rounds == 1 { "" } else { "s" };
+    let more = if rounds < asked.rounds_wanted() { ", more where time is left" } else { "" };
+    format!(
+        "this machine takes {slowness:.1} times as long as the reference machine: {rounds} round{plural} of {seconds} s{more}"
+    )
+}
 
 /// All that a run came to, for people: what is incomplete stands above the table and below it.
 pub fn text(figures: &Figures, ended_early: Option<&str>) -> String {
@@ -124,7 +135,6 @@ pub fn json(session: &Session, machine: &Value) -> Value {
         "ended_early": session.ended_early,
         "missing": missing(&session.figures),
         "void": session.void,
-        "seconds": session.options.seconds,
         "machine": machine,
     })
 }
@@ -143,6 +153,7 @@ fn figure_json(figure: &Figure) -> Value {
 /// What the machine is and how quiet it was, for the report.
 pub fn machine(mut facts: Value, session: &Session, load_before: &str, load_after: &str) -> Value {
     let seen = session.disturbance;
+    facts["measurement_s"] = session.options.seconds.into();
     facts["load_average"] = json!({ "before": load_before, "after": load_after });
     facts["noise"] = json!({
         "calibration_ms": { "quickest": seen.calibration_min_ms, "slowest": seen.calibration_max_ms },
@@ -223,5 +234,17 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("\n\n~ Figures of one round: 2. One round has no spread"), "{text}");
+    }
+
+    #[test]
+    fn a_plan_says_how_slow_the_machine_is_and_what_follows() {
+        let asked = Asked::default();
+        let text = |rounds, seconds, slowness| plan(Plan { rounds, seconds }, asked, slowness);
+        assert_eq!(
+            text(2, 2.0, 2.08),
+            "this machine takes 2.1 times as long as the reference machine: 2 rounds of 2 s, more where time is left"
+        );
+        assert!(text(3, 3.0, 1.0).ends_with("1.0 times as long as the reference machine: 3 rounds of 3 s"));
+        assert!(text(1, 1.0, 4.0).contains(": 1 round of 1 s, more"));
     }
 }

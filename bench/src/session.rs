@@ -6,17 +6,16 @@ use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use crate::budget::Budget;
 use crate::figures::{Definition, Figures};
 use crate::machine::{self, Disturbance, Usage};
 
 /// How often histograms are folded, as core does it.
 const UPKEEP: Duration = Duration::from_secs(1);
 
-/// What a run is asked for.
+/// Sizes of a load.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Rounds of every measurement.
-    pub rounds: u32,
     /// Seconds of one measurement.
     pub seconds: f64,
     /// Connections of the HTTP load.
@@ -26,7 +25,7 @@ pub struct Options {
 /// What all groups share.
 #[derive(Debug)]
 pub struct Session {
-    /// What was asked for.
+    /// Sizes of its loads.
     pub options: Options,
     /// What was found.
     pub figures: Figures,
@@ -40,14 +39,21 @@ pub struct Session {
     pub ended_early: Option<String>,
     /// Over the whole run.
     pub disturbance: Disturbance,
+    budget: Budget,
     round: Disturbance,
     started: Instant,
     seed: u64,
 }
 
 impl Session {
-    /// A run that is to measure `figures`.
-    pub fn new(options: Options, figures: Figures, metrics: PrometheusHandle) -> Self {
+    /// A run that began at `started` and is to measure `figures`.
+    pub fn new(
+        options: Options,
+        figures: Figures,
+        budget: Budget,
+        metrics: PrometheusHandle,
+        started: Instant,
+    ) -> Self {
         let upkeep = metrics.clone();
         tokio::spawn(async move {
             loop {
@@ -63,8 +69,9 @@ impl Session {
             void: None,
             ended_early: None,
             disturbance: Disturbance::NONE,
+            budget,
             round: Disturbance::NONE,
-            started: Instant::now(),
+            started,
             seed: 0,
         }
     }
@@ -73,6 +80,11 @@ impl Session {
     pub fn seed(&mut self) -> u64 {
         self.seed += 1;
         self.seed
+    }
+
+    /// The next round of the present part of a group, counted from 1; `None` ends the part. Every part asks until then.
+    pub fn next_round(&mut self) -> Option<u32> {
+        self.budget.next_round(self.started.elapsed().as_secs_f64())
     }
 
     /// Begins a round: figures added from here on answer for what the machine does from here on.

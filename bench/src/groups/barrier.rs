@@ -2,6 +2,7 @@
 
 use super::Group;
 use super::http::length;
+use crate::budget::Cost;
 use crate::campaigns::Campaigns;
 use crate::client::Pace;
 use crate::figures::{Definition, Unit};
@@ -14,6 +15,7 @@ pub const GROUP: Group = Group {
     name: "barrier",
     about: "claims over HTTP with a replica: not waited for, waited for",
     figures: FIGURES,
+    parts: &[Cost::of(10.0, 3.0, 7.0), Cost::of(8.0, 2.0, 6.5)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -114,7 +116,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     for sets in SETS {
         let mut without = Replicated::start(session, 0, sets.fsync).await?;
         let mut with = Replicated::start(session, 1, sets.fsync).await?;
-        for round in 1..=session.options.rounds {
+        while let Some(round) = session.next_round() {
             session.begin_round();
             let before = without.measure(session).await?;
             let after = with.measure(session).await?;

@@ -7,6 +7,7 @@ use claimgate_core::engine::handle::CampaignHandle;
 use tempfile::TempDir;
 
 use super::Group;
+use crate::budget::Cost;
 use crate::engine::{Engine, generous};
 use crate::figures::{Definition, Unit};
 use crate::lag::{Lag, Watcher};
@@ -21,6 +22,7 @@ pub const GROUP: Group = Group {
     name: "batcher",
     about: "in process through the batcher, and redis-benchmark with a plain script",
     figures: FIGURES,
+    parts: &[Cost::of(0.0, 4.0, 8.5)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -82,7 +84,7 @@ sets! {
 }
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         for set in SETS {
             session.begin_round();
             let plain = plain(session, set, round).await?;

@@ -4,6 +4,7 @@ use claimgate_core::config::sqlite_url;
 use tempfile::TempDir;
 
 use super::Group;
+use crate::budget::Cost;
 use crate::engine::{Engine, generous};
 use crate::figures::{Definition, Unit};
 use crate::plain;
@@ -16,6 +17,7 @@ pub const GROUP: Group = Group {
     name: "call",
     about: "Redis' processor time for a call of one claim, one at a time, and for a plain script's",
     figures: &[RATIO, CLAIM, PLAIN],
+    parts: &[Cost::of(0.0, 2.5, 0.0)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -27,7 +29,7 @@ const CALLS: usize = 20_000;
 const CAMPAIGN: &str = "bench";
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         let plain = session.measure(plain::call_us(CALLS)).await?;
         let claim = claim_us(session).await?;

@@ -2,6 +2,7 @@
 
 use super::Group;
 use super::http::length;
+use crate::budget::Cost;
 use crate::client::{self, Load, Pace, Template};
 use crate::engine::generous;
 use crate::figures::{Definition, Unit};
@@ -14,6 +15,7 @@ pub const GROUP: Group = Group {
     name: "batches",
     about: "claims of back ends: 256 a request against one",
     figures: &[RATE, RATIO, SINGLE],
+    parts: &[Cost::of(0.5, 0.2, 3.7)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -28,7 +30,7 @@ const CONNECTIONS: usize = 16;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     let mut server = Server::start(Batching::Shipped, Fsync::EverySecond).await?;
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
         let single = server.claims(session, connections, pace).await?.tally.per_second();

@@ -14,6 +14,7 @@ use support::times::from_now;
 
 use super::Group;
 use super::http::length;
+use crate::budget::Cost;
 use crate::client::{self, Load, Pace, Template};
 use crate::figures::{Definition, Unit};
 use crate::redis::Fsync;
@@ -36,6 +37,7 @@ pub const GROUP: Group = Group {
         ADDED_BARE,
         ADDED,
     ],
+    parts: &[Cost::of(1.0, 0.7, 3.1)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -67,7 +69,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     let mut server = Server::start(Batching::Shipped, Fsync::EverySecond).await?;
     let workers = Workers::start(&server.core).await;
     let bench = Bench::prepare(&mut server, &workers).await?;
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         refusals(session, &bench, round).await?;
         forwarded(session, &bench, round).await?;

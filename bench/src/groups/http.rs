@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::Group;
 use crate::bare;
+use crate::budget::Cost;
 use crate::child::Child;
 use crate::client::{self, Load, Pace, Template};
 use crate::figures::{Definition, Unit, median};
@@ -17,6 +18,7 @@ pub const GROUP: Group = Group {
     name: "http",
     about: "claims over HTTP: a bare route, batches of one, the server that anybody would write, claimgate",
     figures: FIGURES,
+    parts: &[Cost::of(2.0, 2.0, 8.3)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -131,7 +133,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
         all.push(Servers { set, one, naive, shipped });
     }
     let mut top_rates = Vec::new();
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         for servers in &mut all {
             let found = measure(session, &bare, servers, round).await?;
             if servers.set.fsync == Fsync::Always {

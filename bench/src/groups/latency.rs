@@ -2,6 +2,7 @@
 
 use super::Group;
 use super::http::length;
+use crate::budget::Cost;
 use crate::client::Pace;
 use crate::figures::{Definition, Unit};
 use crate::naive::Naive;
@@ -26,6 +27,7 @@ pub const GROUP: Group = Group {
         LONE_NAIVE,
         LONE,
     ],
+    parts: &[Cost::of(1.0, 0.0, 3.6), Cost::of(1.0, 0.3, 1.8)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -57,7 +59,7 @@ async fn at_half_rate(session: &mut Session) -> anyhow::Result<()> {
         None => top_rate(session, &mut shipped).await?,
     };
     let pace = Pace::Open(top_rate / 2.0, length(session));
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         let mut found = Vec::new();
         for server in [&mut one, &mut shipped] {
@@ -96,7 +98,7 @@ async fn lone(session: &mut Session) -> anyhow::Result<()> {
     let mut shipped = Server::start(Batching::Shipped, Fsync::EverySecond).await?;
     // One at a time needs no long look.
     let pace = Pace::Closed(length(session) / 2);
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         let one = one.claims(session, 1, pace).await?.tally.latency_us(0.5);
         let naive = naive.claims(session, 1, pace).await?.tally.latency_us(0.5);

@@ -4,6 +4,7 @@ use tokio::try_join;
 
 use super::Group;
 use super::http::length;
+use crate::budget::Cost;
 use crate::campaigns::Campaigns;
 use crate::client::{self, Load, Pace, Tally, Template};
 use crate::engine::generous;
@@ -17,6 +18,7 @@ pub const GROUP: Group = Group {
     name: "look-up",
     about: "claims over HTTP: alone, and while as many look up what they have as 10,000 pages that load",
     figures: &[RATIO, ALONE, BESIDE, CPU, CPU_TO_CLAIM],
+    parts: &[Cost::of(0.5, 0.3, 3.4)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -33,7 +35,7 @@ const CONNECTIONS: usize = 32;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     let mut server = Server::start(Batching::Shipped, Fsync::Always).await?;
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         let (connections, pace) = (session.options.connections, Pace::Closed(length(session)));
         let alone = server.claims(session, connections, pace).await?;

@@ -16,6 +16,7 @@ mod spread;
 
 use std::pin::Pin;
 
+use crate::budget::Cost;
 use crate::figures::Definition;
 use crate::session::Session;
 
@@ -31,6 +32,9 @@ pub struct Group {
     pub about: &'static str,
     /// The figures that it gives.
     pub figures: &'static [&'static Definition],
+    /// The time that it takes: a cost for each loop over rounds, in their order. `bench/README.md` says how they are
+    /// measured.
+    pub parts: &'static [Cost],
     /// Measures them.
     pub run: for<'a> fn(&'a mut Session) -> Running<'a>,
 }

@@ -8,6 +8,7 @@ use support::sentinel::SentinelSet;
 use support::sql::Sql;
 
 use super::Group;
+use crate::budget::Cost;
 use crate::figures::{Definition, Unit};
 use crate::session::Session;
 
@@ -29,6 +30,7 @@ pub const GROUP: Group = Group {
         UNPLANNED.followed,
         UNPLANNED.core,
     ],
+    parts: &[Cost::of(0.0, 25.0, 0.0)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -62,7 +64,7 @@ const UNPLANNED: Figures = Figures {
 const CLAIMS: u64 = 1_000_000;
 
 async fn run(session: &mut Session) -> anyhow::Result<()> {
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         let causes = [(Cause::Killed, AFTER_A_CRASH), (Cause::Planned, PLANNED), (Cause::Asked, UNPLANNED)];
         for (cause, figures) in causes {
             session.begin_round();

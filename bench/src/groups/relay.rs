@@ -5,6 +5,7 @@ use support::postgres::Postgres;
 use tempfile::TempDir;
 
 use super::Group;
+use crate::budget::Cost;
 use crate::engine::{Engine, generous};
 use crate::figures::{Definition, Unit};
 use crate::lag::Watcher;
@@ -18,6 +19,7 @@ pub const GROUP: Group = Group {
     name: "relay",
     about: "the relay alone, into SQLite and into PostgreSQL",
     figures: &[SQLITE, POSTGRES, SQLITE_CPU, POSTGRES_CPU, FEED],
+    parts: &[Cost::of(1.5, 9.5, 0.0)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -38,7 +40,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     // Timing takes time, so it has a server of its own.
     let timing = [("fsync", "on"), ("shared_preload_libraries", "pg_stat_statements")];
     let timed = Postgres::start_with(&timing).await.map_err(anyhow::Error::msg)?;
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         let directory = TempDir::with_prefix("cgb-")?;
         let sqlite = sqlite_url(&directory.path().join("claimgate.sqlite"));
         let postgres = postgres.database(&format!("round_{round}")).await;

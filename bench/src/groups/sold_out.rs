@@ -6,6 +6,7 @@ use serde_json::json;
 use super::Group;
 use super::http::{bare_claims, length};
 use crate::bare;
+use crate::budget::Cost;
 use crate::client::{self, Load, Pace, Tally, Template};
 use crate::figures::{Definition, Unit};
 use crate::redis::Fsync;
@@ -17,6 +18,7 @@ pub const GROUP: Group = Group {
     name: "soldout",
     about: "a limited campaign hammered until it is sold out, and its denials after that",
     figures: &[RATIO, DENIALS, BARE, P99],
+    parts: &[Cost::of(0.5, 0.6, 2.3)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -32,7 +34,7 @@ const CLAIMS: u64 = 5000;
 async fn run(session: &mut Session) -> anyhow::Result<()> {
     let bare = bare::start().await?;
     let mut server = Server::start(Batching::Shipped, Fsync::Always).await?;
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         session.begin_round();
         let bare = bare_claims(session, &bare).await?;
         session.say(format_args!("round {round} · (b) bare route: {bare:.0} answers/s"));

@@ -2,6 +2,7 @@
 
 use super::Group;
 use super::http::length;
+use crate::budget::Cost;
 use crate::campaigns::Campaigns;
 use crate::client::Pace;
 use crate::figures::{Definition, Unit};
@@ -15,6 +16,7 @@ pub const GROUP: Group = Group {
     name: "spread",
     about: "claims over HTTP from 1,000 campaigns: the server that anybody would write, claimgate",
     figures: FIGURES,
+    parts: &[Cost::of(4.0, 1.0, 4.5)],
     run: |session| Box::pin(run(session)),
 };
 
@@ -77,7 +79,7 @@ async fn run(session: &mut Session) -> anyhow::Result<()> {
     for set in SETS {
         pairs.push(Pair::start(session, set).await?);
     }
-    for round in 1..=session.options.rounds {
+    while let Some(round) = session.next_round() {
         for pair in &mut pairs {
             session.begin_round();
             measure(session, pair, round).await?;
