@@ -45,6 +45,9 @@ say documents
 scripts/check-docs.mjs
 scripts/check-words.sh
 
+say features
+scripts/check-features.sh
+
 say clippy
 cargo clippy --workspace --all-targets -- -D warnings
 # Debian's Rust, the other way to build the Worker, brings no clippy for rustup's.

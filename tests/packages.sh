@@ -55,8 +55,11 @@ one_deb() { echo "$1/claimgate${2:-}"_*.deb; }
 
 # --- bytes ----------------------------------------------------------------------------------------------
 
+has_step_points() { grep -q 'claimgate was built with: steps=on' "$1"; }
+
 try_bytes() {
     local elsewhere=$work/elsewhere file version=0.0.2
+    expect "the binary has no step points" eval '! has_step_points target/release/claimgate'
     OUT=$work/here VERSION=$version scripts/package.sh debs >/dev/null
     git worktree add --quiet --detach "$elsewhere" HEAD
     # What is not committed, too.

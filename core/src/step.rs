@@ -1,13 +1,12 @@
 //! Step points: names before and after every call to Redis and SQL, at which a test may hold a protocol up, let it
-//! crash, or lose a reply. They are compiled in with the feature `steps` alone, which tests ask for; in what is shipped
-//! both functions are nothing.
+//! crash, or lose a reply. They exist only in debug builds, which tests use; in a release build the functions do nothing.
 //!
 //! A task without [`Steps`] does not stop at any point; this includes the tasks that core spawns itself.
 
-#[cfg(feature = "steps")]
-pub use self::scheduled::{SCHEDULED, Steps, after, before};
+#[cfg(debug_assertions)]
+pub use self::scheduled::{SCHEDULED, Steps, after, before, is_scheduled};
 
-#[cfg(feature = "steps")]
+#[cfg(debug_assertions)]
 mod scheduled {
     use std::future::poll_fn;
     use std::sync::Arc;
@@ -31,6 +30,11 @@ mod scheduled {
     /// A binary with this in it has step points.
     #[used]
     static MARK: [u8; 34] = *b"claimgate was built with: steps=on";
+
+    /// Whether a test's schedule decides when this task goes on.
+    pub fn is_scheduled() -> bool {
+        SCHEDULED.try_with(|_| ()).is_ok()
+    }
 
     /// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
     pub async fn before(name: &'static str) {
@@ -59,8 +63,15 @@ mod scheduled {
     }
 }
 
+/// Whether a test's schedule decides when this task goes on.
+#[cfg(not(debug_assertions))]
+#[inline]
+pub fn is_scheduled() -> bool {
+    false
+}
+
 /// Before a call to Redis (`redis:...`) or SQL (`sql:...`).
-#[cfg(not(feature = "steps"))]
+#[cfg(not(debug_assertions))]
 #[inline]
 pub fn before(_name: &'static str) -> std::future::Ready<()> {
     std::future::ready(())
@@ -70,7 +81,7 @@ pub fn before(_name: &'static str) -> std::future::Ready<()> {
 ///
 /// # Errors
 /// `reply`'s own.
-#[cfg(not(feature = "steps"))]
+#[cfg(not(debug_assertions))]
 #[inline]
 pub fn after<T, E>(reply: Result<T, E>) -> Result<T, E> {
     reply

@@ -20,7 +20,17 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ("store::sql", &["domain", "step"]),
     (
         "engine",
-        &["clock", "config", "domain", "metrics", "redis_address", "store", "traces", "webhook_hosts"],
+        &[
+            "clock",
+            "config",
+            "domain",
+            "metrics",
+            "redis_address",
+            "step",
+            "store",
+            "traces",
+            "webhook_hosts",
+        ],
     ),
     ("doctor", &["clock", "config", "data_dir", "redis_address", "store"]),
     ("http", &["clock", "credentials", "domain", "engine", "metrics", "store", "traces"]),

@@ -84,32 +84,11 @@ fn files(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// What a binary with step points has in it; see core's `step.rs`.
-const MARK: &[u8] = b"claimgate was built with: steps=on";
-
-/// `make test` builds the binary that is shipped before it tests anything, and the tests run that one.
+/// Step points follow `debug_assertions` (core's `step.rs`), which no profile of a release may turn on. That the packaged
+/// binary has none is checked by `tests/packages.sh`.
 #[test]
-fn what_is_shipped_has_no_step_points() {
-    let has_mark = |file: &Path| {
-        let bytes = fs::read(file).expect("a binary");
-        bytes.windows(MARK.len()).any(|window| window == MARK)
-    };
-    let shipped = support::binary::claimgate();
-    assert!(!has_mark(&shipped), "{} has step points", shipped.display());
-}
-
-/// Core's features are joined for all that one command builds: so they are asked after as they are for the binary alone.
-#[test]
-fn nothing_but_a_test_asks_for_step_points() {
-    let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let tree = |edges: &str| {
-        let arguments = ["tree", "--offline", "--workspace", "--prefix", "none", "--edges", edges];
-        let told = std::process::Command::new(&cargo).args(arguments).current_dir(&workspace).output();
-        let told = told.expect("cargo runs");
-        assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-        String::from_utf8(told.stdout).expect("text").contains("claimgate-core feature \"steps\"")
-    };
-    assert!(tree("normal,build,dev,features"), "the tests have no step points");
-    assert!(!tree("normal,build,features"), "a program has step points");
+fn a_release_has_no_step_points() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+    let manifest = fs::read_to_string(manifest).expect("the workspace's manifest");
+    assert!(!manifest.contains("debug-assertions"), "a profile changes them");
 }

@@ -24,6 +24,7 @@ use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::metrics;
+use crate::step;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
@@ -36,9 +37,8 @@ pub(super) const LEASE: Duration = Duration::from_secs(5);
 const LOADS_MAX: usize = 4;
 /// The most missing claims that one transaction writes to SQL.
 const RESCUE_PAGE: usize = 1000;
-/// How long a caller waits for a campaign that another core is loading, and how often it looks. Zero with step points: a
-/// test's schedule may hold that core up, and the wait would be in vain.
-const READY_WAIT: Duration = if cfg!(feature = "steps") { Duration::ZERO } else { Duration::from_secs(1) };
+/// How long a caller waits for a campaign that another core is loading, and how often it looks.
+const READY_WAIT: Duration = Duration::from_secs(1);
 const READY_LOOK: Duration = Duration::from_millis(10);
 
 /// Loads campaigns into Redis that are not ready.
@@ -116,7 +116,9 @@ impl Recovery {
     /// # Errors
     /// [`NotReadyReason::LoadingElsewhere`] when it is still not ready then.
     pub async fn ensure_ready(&self, handle: &CampaignHandle) -> Result<(), RecoveryError> {
-        let deadline = Instant::now() + READY_WAIT;
+        // A schedule may hold the other core up for as long as this task waits.
+        let wait = if step::is_scheduled() { Duration::ZERO } else { READY_WAIT };
+        let deadline = Instant::now() + wait;
         while self.recover(handle, false).await? == Recovered::Elsewhere {
             if Instant::now() > deadline {
                 return Err(SyncError::not_ready(NotReadyReason::LoadingElsewhere).into());

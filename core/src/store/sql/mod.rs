@@ -26,6 +26,7 @@ mod cores;
 mod feed;
 mod feed_writer;
 mod imports;
+mod migrations;
 mod numbers;
 mod outbox_writer;
 mod pool;
@@ -81,8 +82,6 @@ const CLOSE: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(5);
 /// A large database may get a new index.
 const MIGRATE: Duration = Duration::from_mins(30);
-
-static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("./migrations");
 
 /// The database, SQLite or PostgreSQL.
 #[derive(Clone)]
@@ -153,7 +152,9 @@ impl SqlStore {
         sqlx::any::install_default_drivers();
         // Without the limits that a server keeps by itself: an index of a large table takes its time.
         let migrating = AnyPoolOptions::new().max_connections(1).acquire_timeout(START).connect(url).await?;
-        timeout(MIGRATE, MIGRATIONS.run(&migrating)).await.map_err(|_| SqlError::MigrateLate)??;
+        timeout(MIGRATE, migrations::migrator().run(&migrating))
+            .await
+            .map_err(|_| SqlError::MigrateLate)??;
         migrating.close().await;
         let sql = Self::connect(url, url.starts_with("sqlite:").then(Writer::default))?;
         // The first connection is made here, so that the first caller does not wait for it.

@@ -14,7 +14,7 @@ use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use sqlx::any::{AnyQueryResult, AnyRow, AnyStatement, AnyTypeInfo};
 use sqlx::pool::PoolConnection;
-use sqlx::{Any, AnyPool, Describe, Either, Error, Execute, Executor, SqlStr};
+use sqlx::{Any, AnyPool, Either, Error, Execute, Executor, SqlStr};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 use tokio::time::error::Elapsed;
@@ -213,17 +213,6 @@ impl<'c> Executor<'c> for &'c mut Lease {
             self.answered(answer)
         })
     }
-
-    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Any>, Error>>
-    where
-        'c: 'e,
-    {
-        Box::pin(async move {
-            let (connection, deadline) = self.statement()?;
-            let answer = timeout_at(deadline, connection.describe(sql)).await;
-            self.answered(answer)
-        })
-    }
 }
 
 impl<'p> Executor<'p> for &'p Pool {
@@ -258,13 +247,6 @@ impl<'p> Executor<'p> for &'p Pool {
         'p: 'e,
     {
         Box::pin(async move { self.lease().await?.prepare_with(sql, parameters).await })
-    }
-
-    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Any>, Error>>
-    where
-        'p: 'e,
-    {
-        Box::pin(async move { self.lease().await?.describe(sql).await })
     }
 }
 
