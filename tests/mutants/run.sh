@@ -12,6 +12,7 @@ cd "$(dirname "$0")/../.."
 root=$PWD
 tree=$root/target/mutants/tree
 export CARGO_TARGET_DIR=${MUTANTS_TARGET:-$root/target/mutants/build}
+unset CLAIMGATE_BIN # the program that is tested is the copy's
 export SEED=${SEED:-1} OPERATIONS=${OPERATIONS:-40000} RUST_BACKTRACE=0
 log=$root/target/mutants/logs
 check_only=
