@@ -18,7 +18,7 @@ use claimgate_core::http::auth::Authenticator;
 use claimgate_core::http::serve;
 use claimgate_shared::signature::SignedParts;
 use claimgate_shared::{Attempt, Claim, ClaimReply, ClaimRequest, ClaimStatus, Problem, Version};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 

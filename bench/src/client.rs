@@ -17,7 +17,7 @@ use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 
 use crate::answer::{self, Answer};
 use crate::users::{UUID_CHARS, Uuids};

@@ -12,8 +12,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::client::Client;
+use crate::core_client::API_TOKEN;
 use crate::core_client::campaign;
-use crate::core_process::API_TOKEN;
 use crate::inspect::{key, user_counters};
 use crate::sql::{Sql, SqlClaim};
 use crate::storm::{Seen, Wish};
@@ -136,16 +136,22 @@ impl Checker {
         self.ask(core.client(), &core.url("/internal/v1/claims"), &wish).await
     }
 
-    /// One unit for each of the users `from..upto`, by the key `k`, one after another; all must win.
+    /// One unit for each of the users `from..upto`, by the key `k`, one after another; all must win, and each asks again as
+    /// long as the contract permits it.
     pub async fn win(&self, core: &Core, users: std::ops::Range<usize>) {
         for user in users {
-            let seen = self.claim(core, &format!("u{user}"), "k").await;
+            let wish = Wish { user: format!("u{user}"), key: "k".to_owned(), units: 1 };
+            let seen = self.ask_by(core.client(), &core.url("/internal/v1/claims"), &wish).await;
             assert!(matches!(seen, Seen::Claimed { .. }), "u{user}: {seen:?}");
         }
     }
 
-    /// Makes one wish at `url`, and keeps what came of it.
+    /// Makes one wish at `url` with one request, and keeps what came of it.
     pub async fn ask(&self, client: &Client, url: &str, wish: &Wish) -> Seen {
+        self.ask_by(&client.once(), url, wish).await
+    }
+
+    async fn ask_by(&self, client: &Client, url: &str, wish: &Wish) -> Seen {
         let body = claim_body(&self.campaign, &wish.user, &wish.key, wish.units);
         let request = client.request(Method::POST, url).bearer_auth(API_TOKEN).json(&body);
         let reply = client.send(request).await;

@@ -1,10 +1,16 @@
-//! An HTTP client, and what came back.
+//! An HTTP client that repeats calls as docs/api.md tells callers to, and its answers.
+//!
+//! A slow machine may answer 503 although nothing is wrong: the contract allows it, and a caller asks again. A test that is
+//! not about availability does so too, and counts it; one that is about a 503 calls [`Client::once`].
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::header::HeaderMap;
-use reqwest::{Method, RequestBuilder};
+use reqwest::{Method, Request, RequestBuilder, Response};
 use serde_json::Value;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
@@ -12,12 +18,27 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 /// Longer than any answer of core may take.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// Core closes a connection on which no head comes for 5 s; one that is being closed is not to be used again.
-const IDLE_MAX: Duration = Duration::from_secs(3);
+/// Core closes a connection on which no head comes for 5 s. One that is being closed is not to be used again, also where this
+/// process was kept waiting for a processor.
+const IDLE_MAX: Duration = Duration::from_secs(1);
+
+/// How long a call is repeated.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The pause before a repetition whose answer asks for none.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Problems after which a repetition may help, by docs/api.md. `rate_limited` is not among them: limits are what is tested.
+const REPEATABLE: [&str; 4] = ["unavailable", "campaign_not_ready", "overloaded", "request_timeout"];
+
+const MARK: &str = "Claimgate-Attempt";
 
 /// An HTTP client that opens as many connections as it needs.
 #[derive(Debug, Clone)]
-pub struct Client(reqwest::Client);
+pub struct Client {
+    http: reqwest::Client,
+    repeats: bool,
+}
 
 /// A client of its own, so that no test waits for another one's connections.
 pub fn client() -> Client {
@@ -26,7 +47,8 @@ pub fn client() -> Client {
         let _ = rlimit::increase_nofile_limit(u64::MAX);
     });
     let client = reqwest::Client::builder().no_proxy().timeout(WAIT).pool_idle_timeout(IDLE_MAX);
-    Client(client.tls_backend_preconfigured(trusting_none()).build().expect("an HTTP client"))
+    let http = client.tls_backend_preconfigured(trusting_none()).build().expect("an HTTP client");
+    Client { http, repeats: true }
 }
 
 /// TLS as reqwest wants to be told of it, though nothing of the tests' own is called by it.
@@ -39,12 +61,16 @@ fn trusting_none() -> ClientConfig {
 /// An answer, read whole.
 #[derive(Debug, Clone)]
 pub struct Reply {
+    /// The path that was called.
+    pub path: String,
     /// The status.
     pub status: u16,
     /// The headers.
     pub headers: HeaderMap,
     /// The body.
     pub body: Vec<u8>,
+    /// How many earlier answers were 503 or 408.
+    pub repeats: u32,
 }
 
 impl Reply {
@@ -69,10 +95,22 @@ impl Reply {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// Checks the status; the answer again, so that calls can be chained.
+    /// Checks the status; the answer again, so that calls can be chained. A repeated call may find what an earlier try of it
+    /// has created: 200 then stands for 201.
     pub fn expect(self, status: u16) -> Self {
-        assert_eq!(self.status, status, "{} {}", self.text(), self.header("x-request-id"));
+        assert!(
+            self.status == status || (status == 201 && self.is_created()),
+            "{}, not {status}: {} {}",
+            self.status,
+            self.text(),
+            self.header("x-request-id")
+        );
         self
+    }
+
+    /// Whether the call has created something: 201, or 200 where an earlier try of it may have.
+    pub fn is_created(&self) -> bool {
+        self.status == 201 || (self.status == 200 && self.repeats > 0)
     }
 
     /// Checks that this is a problem with that status and code.
@@ -83,17 +121,35 @@ impl Reply {
 }
 
 impl Client {
-    /// Sends what `build` makes; `Err` when no whole answer came.
+    /// The same client without repetitions.
+    #[must_use]
+    pub fn once(&self) -> Self {
+        Self { http: self.http.clone(), repeats: false }
+    }
+
+    /// Sends `request`, and repeats it while that may help; `Err` when no whole answer came.
     pub async fn send(&self, request: RequestBuilder) -> Result<Reply, reqwest::Error> {
-        let response = request.send().await?;
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
-        let body = response.bytes().await?.to_vec();
-        Ok(Reply { status, headers, body })
+        let request = request.build()?;
+        let again = request.try_clone().filter(is_idempotent).map(unmarked);
+        let mut repetition = self.repetition();
+        let mut reply = read(self.http.execute(request).await?).await?;
+        while let Some(again) = again.as_ref().and_then(Request::try_clone) {
+            if !repetition.may_follow(&reply).await {
+                break;
+            }
+            reply = read(self.http.execute(again).await?).await?;
+        }
+        Ok(Reply { repeats: repetition.count, ..reply })
+    }
+
+    pub(crate) fn repetition(&self) -> Repetition {
+        let until = Instant::now() + if self.repeats { PATIENCE } else { Duration::ZERO };
+        Repetition { until, count: 0 }
     }
 
     /// A request to fill in.
     pub fn request(&self, method: Method, url: &str) -> RequestBuilder {
-        self.0.request(method, url)
+        self.http.request(method, url)
     }
 
     /// GET with a token (none when empty).
@@ -109,6 +165,72 @@ impl Client {
         }
         self.send(request).await.unwrap_or_else(|error| panic!("no answer from {url}: {error:?}"))
     }
+}
+
+/// The repetitions of one call.
+pub(crate) struct Repetition {
+    until: Instant,
+    /// How often it was repeated.
+    pub count: u32,
+}
+
+impl Repetition {
+    /// Whether the call is to be made again after `reply`; waits as long as `reply` asks for.
+    pub async fn may_follow(&mut self, reply: &Reply) -> bool {
+        let may_help = [503, 408].contains(&reply.status) && REPEATABLE.contains(&reply.code().as_str());
+        may_help && self.has_time(reply).await
+    }
+
+    /// The same for a `reply` that leaves a part of the call undecided.
+    pub async fn has_time(&mut self, reply: &Reply) -> bool {
+        if Instant::now() >= self.until {
+            return false;
+        }
+        record(&format!("{} {} {}", reply.path, reply.status, reply.code()));
+        self.count += 1;
+        tokio::time::sleep(reply.header("retry-after").parse().map_or(PAUSE, Duration::from_secs)).await;
+        true
+    }
+}
+
+/// Only a first try is marked.
+fn unmarked(mut request: Request) -> Request {
+    request.headers_mut().remove(MARK);
+    request
+}
+
+/// Whether `request` has the same effect when it is sent twice.
+fn is_idempotent(request: &Request) -> bool {
+    let path = request.url().path();
+    let has = |header| request.headers().contains_key(header);
+    match *request.method() {
+        // Its 503 is an answer about core, and none about the call.
+        Method::GET => path != "/readyz",
+        // A mark cannot be taken off a signed request.
+        Method::POST if has("X-Claimgate-Signature") => !has(MARK),
+        // The edge draws a key of its own for each request without one.
+        Method::POST if path.starts_with("/v1/") => has("Idempotency-Key"),
+        Method::POST => !path.starts_with("/admin/v1/webhooks"),
+        _ => false,
+    }
+}
+
+async fn read(response: Response) -> Result<Reply, reqwest::Error> {
+    let path = response.url().path().to_owned();
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let body = response.bytes().await?.to_vec();
+    Ok(Reply { path, status, headers, body, repeats: 0 })
+}
+
+/// Appends a line to the file that `scripts/test.sh` counts: the test and the call that it repeats.
+pub(crate) fn record(call: &str) {
+    let thread = std::thread::current();
+    let line = format!("{} {call}\n", thread.name().unwrap_or("(shared)"));
+    eprint!("repeated: {line}");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/repeated-calls.log");
+    let file = OpenOptions::new().create(true).append(true).open(file);
+    // In one write, so that binaries do not mix their lines.
+    file.and_then(|mut file| file.write_all(line.as_bytes())).expect("the record of repeated calls");
 }
 
 pub(crate) fn with_token(request: RequestBuilder, token: &str) -> RequestBuilder {

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -10,15 +11,13 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::client::{self, Client};
-use crate::process::{Process, Signal, command, free_address};
+use crate::client::client;
+use crate::core_client::{API_TOKEN, CoreClient};
+use crate::process::{self, Process, Signal, command, free_address};
 use crate::redis_server::Kind;
 use crate::topology::Topology;
 use crate::wait::{SOON, eventually};
 use crate::{RedisView, Servers, Sql, binary};
-
-/// The token of the back end that every core of the tests knows.
-pub const API_TOKEN: &str = "a-back-ends-token-for-the-tests-only";
 
 /// What a core is started with; by default all that it would do by itself.
 #[derive(Debug, Default, Clone)]
@@ -38,6 +37,15 @@ impl CoreOptions {
     #[must_use]
     pub fn with(mut self, variable: &str, value: impl Into<String>) -> Self {
         self.environment.push((variable.to_owned(), value.into()));
+        self
+    }
+
+    /// Apart from the slow disk, as is the Redis that it runs: for tests of another fault.
+    #[must_use]
+    pub fn on_fast_disk(mut self) -> Self {
+        for (name, value) in process::fast_disk() {
+            self = self.with(name, value.to_string_lossy());
+        }
         self
     }
 
@@ -101,9 +109,15 @@ pub struct Core {
     options: CoreOptions,
     servers: Option<Arc<Servers>>,
     directory: Arc<TempDir>,
-    listen: SocketAddr,
-    admin: SocketAddr,
-    client: Client,
+    client: CoreClient,
+}
+
+impl Deref for Core {
+    type Target = CoreClient;
+
+    fn deref(&self) -> &CoreClient {
+        &self.client
+    }
 }
 
 impl Core {
@@ -144,13 +158,15 @@ impl Core {
             .stdout(log_file(directory.path()))
             .stderr(log_file(directory.path()));
         let process = Process::start(command);
-        Self { process, options, servers, directory, listen, admin, client: client::client() }
+        let data_dir = directory.path().join("data");
+        let client = CoreClient { client: client(), listen, admin, data_dir };
+        Self { process, options, servers, directory, client }
     }
 
     /// Waits until `/readyz` says so: a replaced Redis is waited for for 30 s.
     pub async fn ready(&self) {
         eventually(2 * SOON, || async {
-            match self.client.try_get(&self.admin_url("/readyz"), "").await {
+            match self.client().once().try_get(&self.admin_url("/readyz"), "").await {
                 Ok(reply) if reply.status == 200 => Ok(()),
                 Ok(reply) => Err(format!("/readyz answers {}: {}", reply.status, reply.text())),
                 Err(error) => Err(format!("{error:#}\n{}", self.log())),
@@ -203,49 +219,6 @@ impl Core {
         self.process.pid()
     }
 
-    /// The calls to it.
-    pub fn client(&self) -> &Client {
-        &self.client
-    }
-
-    /// Where the internal API listens.
-    pub fn listen(&self) -> SocketAddr {
-        self.listen
-    }
-
-    /// Where the admin API listens.
-    pub fn admin_listen(&self) -> SocketAddr {
-        self.admin
-    }
-
-    /// A URL of the internal API.
-    pub fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.listen)
-    }
-
-    /// A URL of the admin API.
-    pub fn admin_url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.admin)
-    }
-
-    /// Its data directory.
-    pub fn data_dir(&self) -> PathBuf {
-        self.directory.path().join("data")
-    }
-
-    /// The text of a file of its data directory.
-    pub fn data_file(&self, name: &str) -> String {
-        let file = self.data_dir().join(name);
-        let text =
-            std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-        text.trim_end().to_owned()
-    }
-
-    /// The admin token it made itself.
-    pub fn admin_token(&self) -> String {
-        self.data_file("admin.token")
-    }
-
     /// All that it has written to its log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(log_path(self.directory.path())).unwrap_or_default()
@@ -268,6 +241,13 @@ impl Core {
             self.data_file("redis.password")
         );
         eventually(SOON, || async { RedisView::connect(&url).await }).await
+    }
+
+    /// The process id of the Redis that it runs.
+    pub async fn redis_pid(&self) -> u32 {
+        let pid = self.redis().await.pid().await;
+        assert!(process::runs(pid), "Redis says it is process {pid}");
+        pid
     }
 
     /// Resident memory, in KiB.

@@ -306,9 +306,14 @@ impl World {
         self.client.request(method, &self.edge.url(path))
     }
 
-    /// Sends it.
+    /// Sends it, and repeats it where that may help.
     pub async fn send(&self, request: RequestBuilder) -> Reply {
         self.client.send(request).await.expect("an answer of the edge")
+    }
+
+    /// Sends it, and takes the first answer: for tests about availability.
+    pub async fn send_once(&self, request: RequestBuilder) -> Reply {
+        self.client.once().send(request).await.expect("an answer of the edge")
     }
 
     /// A claim of one unit to be filled in, of a user with a token.
@@ -322,16 +327,24 @@ impl World {
         self.client.request(Method::POST, &url).bearer_auth(self.token(user)).json(&json!({}))
     }
 
+    /// A claim with a key, unmarked, to be sent.
+    pub fn keyed_request(&self, campaign: &str, user: &str, key: &str) -> RequestBuilder {
+        self.claim_request(campaign, user).header("Idempotency-Key", key)
+    }
+
     /// A claim with a key, marked as its first try, to be sent.
     pub fn first_try_request(&self, campaign: &str, user: &str, key: &str) -> RequestBuilder {
-        let request = self.claim_request(campaign, user);
-        request.header("Idempotency-Key", key).header("Claimgate-Attempt", "1")
+        self.keyed_request(campaign, user, key).header("Claimgate-Attempt", "1")
     }
 
     /// A claim with a key that is not marked: it may be a retry.
     pub async fn claim(&self, campaign: &str, user: &str, key: &str) -> Reply {
-        let request = self.claim_request(campaign, user);
-        self.send(request.header("Idempotency-Key", key)).await
+        self.send(self.keyed_request(campaign, user, key)).await
+    }
+
+    /// The same claim, asked for once: for tests about availability.
+    pub async fn claim_once(&self, campaign: &str, user: &str, key: &str) -> Reply {
+        self.send_once(self.keyed_request(campaign, user, key)).await
     }
 
     /// A claim with a key, marked as its first try.
@@ -339,9 +352,14 @@ impl World {
         self.send(self.first_try_request(campaign, user, key)).await
     }
 
+    /// A view of a campaign, to be sent.
+    pub fn view_request(&self, campaign: &str) -> RequestBuilder {
+        self.request("GET", &format!("/v1/campaigns/{campaign}"))
+    }
+
     /// The campaign as the edge shows it.
     pub async fn view(&self, campaign: &str) -> Reply {
-        self.send(self.request("GET", &format!("/v1/campaigns/{campaign}"))).await
+        self.send(self.view_request(campaign)).await
     }
 
     /// Waits until the edge has seen the campaign in `state`.
@@ -353,10 +371,14 @@ impl World {
         .await;
     }
 
+    /// A look-up of a claim of the user's, to be sent.
+    pub fn look_up_request(&self, claim_id: &str, user: &str) -> RequestBuilder {
+        self.request("GET", &format!("/v1/claims/{claim_id}")).bearer_auth(self.token(user))
+    }
+
     /// A claim of the user's, looked up through the edge.
     pub async fn look_up(&self, claim_id: &str, user: &str) -> Reply {
-        let request = self.request("GET", &format!("/v1/claims/{claim_id}"));
-        self.send(request.bearer_auth(self.token(user))).await
+        self.send(self.look_up_request(claim_id, user)).await
     }
 
     /// A token for `user`, good for ten minutes.

@@ -102,6 +102,6 @@ pub struct CoreAddress {
 impl CoreAddress {
     /// The admin API of `core`.
     pub fn of(core: &Core) -> Self {
-        Self { client: core.client().clone(), url: core.admin_url(""), token: core.admin_token() }
+        Self { client: core.client().once(), url: core.admin_url(""), token: core.admin_token() }
     }
 }

@@ -26,7 +26,8 @@ pub struct RedisView {
     nodes: Vec<(String, MultiplexedConnection)>,
 }
 
-type Bytes = Vec<u8>;
+/// A field or a value of Redis.
+pub type Bytes = Vec<u8>;
 
 impl RedisView {
     /// Connects to a Redis that runs.
@@ -99,6 +100,16 @@ impl RedisView {
     pub async fn state(&self, campaign: &str) -> Option<BTreeMap<&'static str, u64>> {
         let bytes: Option<Bytes> = self.query(&["HGET", &key(campaign, "users"), "."]).await;
         numbers(&bytes?)
+    }
+
+    /// The records of the campaign's users, and its state, without what core rewrites by itself after a reconnect.
+    pub async fn users(&self, campaign: &str) -> BTreeMap<Bytes, Bytes> {
+        let mut users: BTreeMap<Bytes, Bytes> = self.query(&["HGETALL", &key(campaign, "users")]).await;
+        if let Some(state) = users.get_mut(&b"."[..]) {
+            let place = places(state).and_then(|mut places| places.remove("days_until"));
+            state[place.expect("a state")].fill(0);
+        }
+        users
     }
 
     /// Writes another number into the campaign's state, as no core would.
@@ -238,7 +249,7 @@ impl Snapshot {
         .await;
         Self {
             campaign: redis.query(&["HGETALL", &key(campaign, "campaign")]).await,
-            users: redis.query(&["HGETALL", &key(campaign, "users")]).await,
+            users: redis.users(campaign).await,
             claims: redis.query(&["HGETALL", &key(campaign, "claims")]).await,
             holds: redis.query(&["ZRANGE", &key(campaign, "holds"), "0", "-1", "WITHSCORES"]).await,
             outbox: redis.outbox_entries(campaign).await,

@@ -9,7 +9,7 @@ use crate::client::{Client, client};
 use crate::edge::{Edge, Runtime, token};
 use crate::fault_proxy::FaultProxy;
 use crate::postgres::Postgres;
-use crate::process::free_address;
+use crate::process::{fast_disk, free_address};
 use crate::{Core, CoreOptions, RedisServer, Sql};
 
 /// Both cores and the edge have them.
@@ -23,7 +23,7 @@ pub struct Pair {
     pub cores: [Core; 2],
     /// On the first core's way to Redis.
     pub proxy: FaultProxy,
-    /// Their Redis.
+    /// Their Redis, on a fast disk: a slow one would hold both up.
     pub server: RedisServer,
     /// Their database.
     pub sql: Sql,
@@ -35,7 +35,7 @@ impl Pair {
     pub async fn start(options: CoreOptions) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
-        let server = RedisServer::start().await;
+        let server = RedisServer::start_with(&[], &fast_disk()).await;
         let socket = PathBuf::from(server.url().trim_start_matches("unix://"));
         let proxy = FaultProxy::start(socket).await;
         let start = |redis: String| {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{LazyLock, Mutex, mpsc};
 use std::time::{Duration, Instant};
@@ -26,6 +26,12 @@ static STARTER: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
 
 /// The dynamic linker's variable: `scripts/slow.sh` sets it for all that a test starts.
 pub const PRELOAD: &str = "LD_PRELOAD";
+
+/// The variables of a server apart from the slow disk, for tests of another fault: two at once may cost what neither does
+/// (docs/guarantees.md).
+pub fn fast_disk() -> [(&'static str, PathBuf); 1] {
+    [(PRELOAD, PathBuf::new())]
+}
 
 /// Whether `scripts/slow.sh` runs the tests.
 pub fn is_slow() -> bool {

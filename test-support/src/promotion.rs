@@ -9,8 +9,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::client::Client;
+use crate::core_client::API_TOKEN;
 use crate::core_client::claim_body;
-use crate::core_process::{API_TOKEN, Core};
+use crate::core_process::Core;
 use crate::inspect::key;
 use crate::process::{Signal, signal_pid};
 use crate::sentinel::SentinelSet;
@@ -108,7 +109,7 @@ pub async fn fail_over(set: &SentinelSet, core: &Core, campaign: &str, cause: Ca
         let (server, promoted) = promotion(set, 0).await;
         let mut callers = JoinSet::new();
         for caller in 0..CALLERS {
-            let (client, url) = (core.client().clone(), core.url("/internal/v1/claims"));
+            let (client, url) = (core.client().once(), core.url("/internal/v1/claims"));
             let (campaign, user) = (campaign.to_owned(), format!("caller{caller}"));
             callers.spawn(async move { wins(&client, &url, &campaign, &user).await });
         }

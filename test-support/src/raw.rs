@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::core_process::API_TOKEN;
+use crate::core_client::API_TOKEN;
 
 /// The longest a server may keep a connection that sends nothing useful.
 pub const WAIT_MAX: Duration = Duration::from_secs(20);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
+use crate::client::record;
 use crate::process::{Signal, signal_pid};
 use crate::wait::{SOON, eventually, holds};
 use crate::{Core, Reply};
@@ -35,7 +36,7 @@ pub enum Seen {
         sequence: u64,
         /// 200 instead of 201.
         replayed: bool,
-        /// What was left after it.
+        /// What was left after it; `None` also for a claim that was asked for again.
         remaining: Option<u64>,
     },
     /// A denial: its code, and what was left by it.
@@ -116,15 +117,19 @@ pub fn kill_once(acknowledged: &Arc<AtomicUsize>, count: usize, pid: u32) -> Joi
     })
 }
 
-/// Asks again for every wish whose outcome is unknown, until each has one.
+/// Asks again for every wish whose outcome is unknown, until each has one. A claim found then counts as its first answer.
 pub async fn resolve_unknown(core: &Core, campaign: &str, seen: &mut BTreeMap<Wish, Seen>) {
     let unknown: Vec<_> =
         seen.iter().filter(|(_, seen)| **seen == Seen::Unknown).map(|(wish, _)| wish.clone()).collect();
     let asked = stream::iter(unknown).map(|wish| async move {
+        record(&format!("of a storm on {campaign}"));
         let resolved = eventually(SOON, || async {
             match ask(core, campaign, &wish).await {
                 Seen::Unknown => Err(format!("{wish:?} is still unknown")),
-                seen => Ok(seen),
+                Seen::Claimed { id, sequence, .. } => {
+                    Ok(Seen::Claimed { id, sequence, replayed: false, remaining: None })
+                }
+                seen @ Seen::Denied { .. } => Ok(seen),
             }
         })
         .await;

@@ -3,15 +3,15 @@
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::core_client::campaign;
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
+use support::core_client::{CoreClient, campaign};
 use support::process::{Signal, signal_pids};
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Sql, eventually};
 
 use crate::on_postgres::on_postgres;
 
-async fn add(core: &Core, id: &str, units: i64, key: &str) -> Reply {
+async fn add(core: &CoreClient, id: &str, units: i64, key: &str) -> Reply {
     let body = json!({"units": units, "idempotency_key": key});
     core.admin(Method::POST, &format!("/admin/v1/campaigns/{id}/add"), &body).await
 }
@@ -195,7 +195,7 @@ async fn units_that_redis_has_not_heard_of_are_said_to_be_stored() {
     core.create("demo", json!({"total": 0})).await;
     let pids = core.redis().await.pids().await;
     signal_pids(&pids, Signal::STOP);
-    let told = add(&core, "demo", 5, "k").await;
+    let told = add(&core.once(), "demo", 5, "k").await;
     signal_pids(&pids, Signal::CONT);
     let told = told.refused(503, "unavailable");
     assert!(!told.header("retry-after").is_empty());

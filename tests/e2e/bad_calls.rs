@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::json;
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::raw::{Raw, claim_head, claim_request, status};
 use support::signing::{Signed, claim_id};
 use support::times::now_ms;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::raw::{Raw, claim_head, claim_request, status};
 use support::{Core, RedisView, Reply, Snapshot, Sql, claim_body};
 

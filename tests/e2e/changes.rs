@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::client::Client;
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::follower::Follower;
 use support::raw::Raw;
 use support::signing::claim_id;
@@ -19,8 +19,9 @@ use crate::on_postgres::on_postgres;
 /// Well below the 30 s for which a call may wait, and enough for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
+/// One call for changes, whose 503 says that all places are taken.
 async fn changes(core: &Core, query: &str) -> Reply {
-    core.admin_get(&format!("/admin/v1/changes{query}")).await
+    core.once().admin_get(&format!("/admin/v1/changes{query}")).await
 }
 
 async fn transition(core: &Core, id: &Value, verb: &str) {
@@ -146,7 +147,7 @@ async fn imported_claims_are_told_by_pages_on_postgresql() {
 
 /// A call that waits for up to 30 s, in a task of its own.
 fn wait_for_more(core: &Core, follower: &Follower) -> tokio::task::JoinHandle<(Reply, Duration)> {
-    let (client, token, path) = (core.client().clone(), core.admin_token(), follower.path(100, 30));
+    let (client, token, path) = (core.client().once(), core.admin_token(), follower.path(100, 30));
     let url = core.admin_url(&path);
     tokio::spawn(async move {
         let began = Instant::now();

@@ -3,8 +3,8 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, eventually};
 

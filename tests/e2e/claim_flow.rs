@@ -255,35 +255,47 @@ async fn all_of_a_users_many_claims_can_be_replayed() {
     assert_eq!(core.sql().until("demo", 30).await.len(), 30);
 }
 
-#[tokio::test]
-async fn the_window_opens_and_closes_at_its_edges() {
-    let core = Core::start().await;
-    let mut body = campaign("demo", json!({}));
+/// Claims on `id` from before its window of two seconds until it has closed; how many were refused before it, and granted.
+async fn claims_across_the_window(core: &Core, id: &str) -> (usize, usize) {
+    let mut body = campaign(id, json!({}));
     body["starts_at"] = json!(from_now(2));
     body["ends_at"] = json!(from_now(4));
     core.create_with(body.clone()).await;
     let (opens, closes) = (ms(body["starts_at"].as_str().unwrap()), ms(body["ends_at"].as_str().unwrap()));
-    let mut granted = 0;
-    let first = core.claim("demo", "a", "k").await.refused(403, "not_started");
-    assert!(now_ms() < opens + 1000, "refused long after it opened");
-    assert_eq!(ms(first.json()["starts_at"].as_str().unwrap()), opens);
+    let (mut early, mut granted) = (0, 0);
     for at in 0.. {
-        let reply = core.claim("demo", "b", &format!("b{at}")).await;
-        match reply.status {
-            201 => {
-                let at = ms(claim(&reply)["claimed_at"].as_str().unwrap());
-                assert!((opens..closes).contains(&at), "granted at {at}, outside of {opens}..{closes}");
-                granted += 1;
-            }
-            _ if reply.code() == "not_started" => assert!(granted == 0, "closed again before its end"),
-            _ => {
-                assert_eq!(ms(reply.refused(403, "ended").json()["ends_at"].as_str().unwrap()), closes);
-                break;
-            }
+        let asked_at = now_ms();
+        let reply = core.claim(id, "b", &format!("b{at}")).await;
+        if reply.is_created() {
+            let at = ms(claim(&reply)["claimed_at"].as_str().unwrap());
+            assert!((opens..closes).contains(&at), "granted at {at}, outside of {opens}..{closes}");
+            granted += 1;
+        } else if reply.code() == "not_started" {
+            assert!(granted == 0, "closed again before its end");
+            assert!(asked_at < opens + 5, "refused {} ms after it opened", asked_at - opens);
+            assert_eq!(ms(reply.json()["starts_at"].as_str().unwrap()), opens);
+            early += 1;
+        } else {
+            assert_eq!(ms(reply.refused(403, "ended").json()["ends_at"].as_str().unwrap()), closes);
+            assert!(now_ms() >= closes - 5, "refused before it closed");
+            break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert!(granted > 0 && now_ms() >= closes - 5, "{granted} granted");
+    (early, granted)
+}
+
+#[tokio::test]
+async fn the_window_opens_and_closes_at_its_edges() {
+    let core = Core::start().await;
+    // A slow disk may hold claims up until a window is over; then the next one is looked at.
+    for attempt in 0..5 {
+        let (early, granted) = claims_across_the_window(&core, &format!("demo{attempt}")).await;
+        if early > 0 && granted > 0 {
+            return;
+        }
+    }
+    panic!("no claim before a window, or none in it");
 }
 
 #[tokio::test]

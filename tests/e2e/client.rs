@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use serde_json::{Map, json};
+use support::CoreOptions;
 use support::edge::{Runtime, World, root, tool};
 
 use super::edge::run;
@@ -16,7 +17,9 @@ const USERS: [&str; 24] = [
 #[test]
 fn the_client_passes_its_own_tests_before_a_real_edge() {
     run(async {
-        let world = World::start(Runtime::asked(), "client", "test", &[]).await;
+        // Each test says which answers the client gets; a slow disk would add some.
+        let core = CoreOptions::default().on_fast_disk().start().await;
+        let world = World::before(core, Runtime::asked(), "client", "test", &[]).await;
         let limits = json!({"total": 100, "per_user": 3, "per_user_per_day": 1, "per_claim": 1});
         world.core.create("client-open", json!({})).await;
         world.core.create("client-limited", limits).await;

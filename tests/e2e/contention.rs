@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicUsize;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::future::join_all;
 use serde_json::json;
 use support::rng::Rng;
-use support::storm::{Bounds, Seen, Wish, check, storm, wishes};
+use support::storm::{Bounds, Seen, Wish, check, resolve_unknown, storm, wishes};
 use support::wait::holds;
-use support::{Core, eventually, heavy};
+use support::{Core, SOON, eventually, heavy};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_thousand_at_once_get_exactly_what_there_is() {
@@ -18,10 +18,11 @@ async fn two_thousand_at_once_get_exactly_what_there_is() {
     core.create("demo", json!({"total": 100, "per_user": 3, "per_user_per_day": 1})).await;
     let wishes = wishes(1000, 2);
     let started = Instant::now();
-    let seen = storm(&core, "demo", &wishes, wishes.len(), &AtomicUsize::new(0)).await;
+    let mut seen = storm(&core, "demo", &wishes, wishes.len(), &AtomicUsize::new(0)).await;
+    resolve_unknown(&core, "demo", &mut seen).await;
     let decided = Instant::now();
     println!("2,000 claims at once decided in {:?}", decided - started);
-    let rows = eventually(Duration::from_secs(2), || async {
+    let rows = eventually(SOON, || async {
         let rows = core.sql().claims("demo").await;
         holds(rows.len() == 100, || format!("{} rows in SQL", rows.len())).map(|()| rows)
     })
@@ -33,7 +34,8 @@ async fn two_thousand_at_once_get_exactly_what_there_is() {
             Seen::Claimed { sequence, replayed: false, remaining, .. } => {
                 assert!(users.insert(&wish.user), "{} won twice", wish.user);
                 assert!(sequences.insert(*sequence), "sequence {sequence} twice");
-                assert_eq!(*remaining, Some(100 - sequence), "what was left after sequence {sequence}");
+                let left = remaining.unwrap_or(100 - sequence);
+                assert_eq!(left, 100 - sequence, "what was left after sequence {sequence}");
             }
             Seen::Denied { code, remaining: Some(0) } if code == "sold_out" => {}
             Seen::Denied { code, remaining: Some(0) } if code == "user_daily_limit_reached" => {
@@ -57,7 +59,8 @@ async fn mixed_quantities_are_each_given_whole_or_not_at_all() {
         .into_iter()
         .map(|wish| Wish { units: u32::try_from(rng.within(1, 5)).unwrap(), ..wish })
         .collect();
-    let seen = storm(&core, "mixed", &wishes, 800, &AtomicUsize::new(0)).await;
+    let mut seen = storm(&core, "mixed", &wishes, 800, &AtomicUsize::new(0)).await;
+    resolve_unknown(&core, "mixed", &mut seen).await;
     let mut of_user = BTreeMap::<&str, u64>::new();
     for (wish, seen) in &seen {
         if let Seen::Claimed { .. } = seen {
@@ -84,14 +87,10 @@ async fn mixed_quantities_are_each_given_whole_or_not_at_all() {
     assert_eq!(left, 1500 - granted);
     let rest = join_all((0..left + 5).map(|at| {
         let core = &core;
-        async move { core.claim("mixed", &format!("late{at}"), "k").await.status }
+        async move { core.claim("mixed", &format!("late{at}"), "k").await.is_created() }
     }));
-    let rest = rest.await;
-    assert_eq!(
-        rest.iter().filter(|status| **status == 201).count() as u64,
-        left,
-        "the rest can be had singly"
-    );
+    let rest = rest.await.into_iter().filter(|is_created| *is_created).count();
+    assert_eq!(rest as u64, left, "the rest can be had singly");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,8 +100,11 @@ async fn one_key_asked_many_times_at_once_is_one_claim() {
     core.create("demo", json!({"total": 10})).await;
     let asked = join_all((0..300).map(|_| core.claim("demo", "alice", "k"))).await;
     let statuses: Vec<_> = asked.iter().map(|reply| reply.status).collect();
-    assert_eq!(statuses.iter().filter(|status| **status == 201).count(), 1, "{statuses:?}");
-    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 299, "{statuses:?}");
+    let made = statuses.iter().filter(|status| **status == 201).count();
+    // The answer that would have been 201 may be a lost one.
+    let is_repeated = asked.iter().any(|reply| reply.repeats > 0);
+    assert!(made == 1 || (made == 0 && is_repeated), "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 300 - made, "{statuses:?}");
     let claims: BTreeSet<_> = asked.iter().map(|reply| reply.json()["claim"].to_string()).collect();
     assert_eq!(claims.len(), 1, "{claims:?}");
     assert_eq!(core.campaign("demo").await["remaining"], 9);
@@ -119,7 +121,8 @@ async fn campaigns_do_not_mix() {
     }
     let (wishes, count) = (wishes(60, 1), AtomicUsize::new(0));
     let storms = names.iter().map(|name| storm(&core, name, &wishes, 60, &count));
-    for (name, seen) in names.iter().zip(join_all(storms).await) {
+    for (name, mut seen) in names.iter().zip(join_all(storms).await) {
+        resolve_unknown(&core, name, &mut seen).await;
         check(&core, name, &seen, Bounds { total: 20, per_user: 1 }).await;
         let granted = seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
         assert_eq!(granted, 20, "{name}");

@@ -83,7 +83,8 @@ impl<'a> Crowd<'a> {
         while !self.is_over.load(Ordering::SeqCst) {
             let user = format!("u{}", self.users.fetch_add(1, Ordering::SeqCst));
             let asked_at = Instant::now();
-            let reply = self.world.first_try(self.campaign, &user, "k").await;
+            let request = self.world.first_try_request(self.campaign, &user, "k");
+            let reply = self.world.send_once(request).await;
             let pause = if reply.status == 503 { Duration::from_millis(20) } else { Duration::ZERO };
             let seen = Seen { reply, took: asked_at.elapsed(), asked_at };
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
@@ -186,7 +187,7 @@ fn views_that_wait_for_a_stalled_core_are_answered_in_time() {
             async move {
                 tokio::time::sleep(Duration::from_millis(100 * n)).await;
                 let began = Instant::now();
-                let reply = world.view("unseen").await;
+                let reply = world.send_once(world.view_request("unseen")).await;
                 (reply, began.elapsed())
             }
         });
@@ -234,7 +235,7 @@ fn the_log_names_no_user() {
         campaign(&world, "logged").await;
         world.proxy.lose_all_answers(true);
         let claim = world.claim_request("logged", "alice").header("CF-Connecting-IP", "203.0.113.77");
-        let refused = world.send(claim).await;
+        let refused = world.send_once(claim).await;
         world.proxy.lose_all_answers(false);
         let _ = refused.refused(503, "unavailable");
         eventually(BACK_MAX, || async {
@@ -280,7 +281,7 @@ fn a_dead_core_is_not_called_again_and_again() {
         let calls = |world: &World| world.proxy.accepted();
         eventually(BACK_MAX, || async {
             let before = calls(&world);
-            let refused = world.claim("dead", "alice", "k").await.refused(503, "unavailable");
+            let refused = world.claim_once("dead", "alice", "k").await.refused(503, "unavailable");
             assert!(!refused.header("retry-after").is_empty());
             holds(calls(&world) == before, || "core is still called".to_owned())
         })
@@ -288,7 +289,7 @@ fn a_dead_core_is_not_called_again_and_again() {
         let before = calls(&world);
         let began = Instant::now();
         for n in 0..200 {
-            let _ = world.claim("dead", &format!("u{n}"), "k").await.refused(503, "unavailable");
+            let _ = world.claim_once("dead", &format!("u{n}"), "k").await.refused(503, "unavailable");
         }
         let (called, took) = (calls(&world) - before, began.elapsed());
         // Claims have been given up by now, the view behind them perhaps not: at most this number of calls of each kind,
@@ -339,12 +340,13 @@ fn claims_are_taken_while_sql_is_stalled() {
             }
         };
         // Each time more than the failures in a row after which the edge spares core.
-        all_unavailable(join_all((0..8).map(|_| world.look_up(id, "winner"))).await).await;
+        all_unavailable(join_all((0..8).map(|_| world.send_once(world.look_up_request(id, "winner")))).await)
+            .await;
         flows("look-ups", 1).await;
         let ids: Vec<_> = (0..8).map(|n| format!("made-up-{n}")).collect();
-        all_unavailable(join_all(ids.iter().map(|id| world.view(id))).await).await;
+        all_unavailable(join_all(ids.iter().map(|id| world.send_once(world.view_request(id)))).await).await;
         flows("views of what is not there", 2).await;
-        all_unavailable(join_all(ids.iter().map(|id| world.claim(id, "winner", "k"))).await).await;
+        all_unavailable(join_all(ids.iter().map(|id| world.claim_once(id, "winner", "k"))).await).await;
         flows("claims on what is not there", 3).await;
         postgres.thaw();
         eventually(BACK_MAX * 2, || async {

@@ -1,13 +1,13 @@
 //! A crowd before the edge, and how much of it core gets to see.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
+use support::Reply;
 use support::core_client::campaign;
 use support::edge::World;
-use support::{Reply, SOON, eventually};
 
 use super::edge::{open_world, run_alone};
 
@@ -23,15 +23,6 @@ fn passed_on(world: &World, line: &str) -> usize {
     world.proxy.said(line).iter().map(|text| text.matches(line).count()).sum()
 }
 
-/// Asks again, no more as a first try, until there is an answer to count on.
-async fn ask_again(world: &World, user: &str) -> Reply {
-    eventually(SOON, || async {
-        let reply = world.claim("first-tries", user, "k").await;
-        if reply.status == 503 { Err(reply.text()) } else { Ok(reply) }
-    })
-    .await
-}
-
 #[test]
 fn of_ten_thousand_first_tries_core_sees_few() {
     run_alone(async {
@@ -42,8 +33,8 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         let began = Instant::now();
         let mut replies: Vec<(String, Reply)> = stream::iter((0..CROWD).map(|n| format!("u{n}")))
             .map(async |user| {
-                let reply = world.send(world.first_try_request("first-tries", &user, "k")).await;
-                (user, reply)
+                let request = world.first_try_request("first-tries", &user, "k");
+                (user, world.send_once(request).await)
             })
             .buffer_unordered(CONNECTIONS)
             .collect()
@@ -61,7 +52,7 @@ fn of_ten_thousand_first_tries_core_sees_few() {
         let mut winners = 0;
         for (user, reply) in &mut replies {
             if reply.status == 503 {
-                *reply = ask_again(world, user).await;
+                *reply = world.claim("first-tries", user, "k").await;
             }
             match (reply.status, reply.code().as_str()) {
                 (200 | 201, _) => winners += 1,
@@ -139,19 +130,6 @@ fn made_up_campaigns_reach_core_once_each() {
     });
 }
 
-/// Asks until there is an answer to count on, as the page does.
-async fn ask_until_known(world: &World, user: String, key: &str) -> Reply {
-    for attempt in 1..30_u32 {
-        let request = world.claim_request("crowd", &user).header("Idempotency-Key", key);
-        let reply = world.send(request.header("Claimgate-Attempt", attempt)).await;
-        if reply.status != 503 {
-            return reply;
-        }
-        tokio::time::sleep(Duration::from_millis(200) * attempt.min(10)).await;
-    }
-    panic!("{user} {key} never had an answer");
-}
-
 #[test]
 fn a_hundred_of_two_thousand_claims_are_granted() {
     run_alone(async {
@@ -161,7 +139,7 @@ fn a_hundred_of_two_thousand_claims_are_granted() {
         let claims = (0..2000).map(|n| (format!("u{}", n % 1000), if n < 1000 { "a" } else { "b" }));
         let began = Instant::now();
         let replies: Vec<Reply> = stream::iter(claims)
-            .map(|(user, key)| ask_until_known(world, user, key))
+            .map(|(user, key)| async move { world.first_try("crowd", &user, key).await })
             .buffer_unordered(2000)
             .collect()
             .await;

@@ -106,7 +106,7 @@ fn a_refusal_by_a_code_from_the_future_passes_on_unread_and_is_no_failure_of_cor
         ] {
             let canned = refusal(status, code);
             future.claims("refused", canned.clone());
-            let reply = world.claim("refused", "alice", "k").await.refused(status, code);
+            let reply = world.claim_once("refused", "alice", "k").await.refused(status, code);
             is_passed_on(&reply, &canned);
             assert_eq!(future.asked(&reply, "POST "), 1, "{code} is an answer");
         }
@@ -126,10 +126,11 @@ fn views_and_look_ups_refused_by_a_code_from_the_future_pass_on_unread() {
         for (status, code) in [(409, "campaign_merged"), (503, "moving"), (503, "campaign_not_ready")] {
             let canned = refusal(status, code);
             future.look_ups(id, canned.clone());
-            is_passed_on(&world.look_up(id, "alice").await.refused(status, code), &canned);
+            let reply = world.send_once(world.look_up_request(id, "alice")).await;
+            is_passed_on(&reply.refused(status, code), &canned);
             let campaign = format!("unseen-{code}");
             future.views(&campaign, canned.clone());
-            let reply = world.view(&campaign).await.refused(status, code);
+            let reply = world.send_once(world.view_request(&campaign)).await.refused(status, code);
             is_passed_on(&reply, &canned);
             assert_eq!(future.asked(&reply, "GET "), 1, "{code} is an answer");
         }
@@ -150,7 +151,7 @@ fn what_is_no_answer_of_any_core_is_not_passed_on() {
             ("a refusal that leads elsewhere", Canned::problem(302, &json!({"code": "moved"}))),
         ] {
             future.claims("lost", canned);
-            let reply = world.claim("lost", "alice", "k").await.refused(503, "unavailable");
+            let reply = world.claim_once("lost", "alice", "k").await.refused(503, "unavailable");
             assert_eq!(future.asked(&reply, "POST "), 2, "{what} is no answer, so core is asked again");
             // Whatever comes next is not to be kept from core by failures in a row.
             future.claims("lost", Canned::json(201, &granted));

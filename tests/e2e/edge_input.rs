@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use support::edge::{Runtime, World, payload};
-use support::inspect::key;
+use support::inspect::Bytes;
 use support::raw::{Raw, status};
 use support::times::now_ms;
 use support::wait::holds;
@@ -19,7 +19,7 @@ use super::edge::{open_world, run};
 struct Counters {
     taken: u64,
     sequence: u64,
-    users: BTreeMap<String, Vec<u8>>,
+    users: BTreeMap<Bytes, Bytes>,
     rows: Vec<SqlClaim>,
 }
 
@@ -34,7 +34,7 @@ async fn counters(world: &World, id: &str) -> Counters {
     Counters {
         taken: redis.counter(id, "taken").await,
         sequence: redis.counter(id, "sequence").await,
-        users: redis.query(&["HGETALL", &key(id, "users")]).await,
+        users: redis.users(id).await,
         rows: world.core.sql().until(id, 1).await,
     }
 }

@@ -18,7 +18,7 @@ use claimgate_core::store::sql::SqlStore;
 use claimgate_core::{clock, metrics};
 use claimgate_shared::http::BODY_BYTES_MAX;
 use serde_json::{Value, json};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::raw::{Raw, claim_request, status};
 use support::times::from_now;
 use support::{Servers, claim_body};
@@ -40,7 +40,9 @@ impl Ways {
     async fn start(concurrency_max: usize) -> Self {
         static METRICS: OnceLock<metrics::PrometheusHandle> = OnceLock::new();
         let metrics = METRICS.get_or_init(|| metrics::install().unwrap()).clone();
-        let (redis, directory) = (Servers::start().await, tempfile::tempdir().unwrap());
+        // What is compared needs no disk.
+        let redis = Servers::start_with(&[("appendfsync", "no")], &[]).await;
+        let directory = tempfile::tempdir().unwrap();
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await.unwrap();
         let engine =
             Engine::builder(sql)

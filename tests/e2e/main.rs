@@ -43,6 +43,7 @@ mod on_postgres;
 mod packages;
 mod page;
 mod problems;
+mod repeated_calls;
 mod request_ids;
 mod roles;
 mod runtimes;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use claimgate_shared::Code;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::{API_TOKEN, DECISION};
+use support::core_process::DECISION;
 use support::inspect::key;
 use support::process::{Signal, signal_pids};
 use support::raw::{Raw, claim_head, status};
@@ -306,10 +307,10 @@ async fn counters_that_are_gone_are_not_sold_out() {
         core.sql().until("demo", 1).await;
         let redis = core.redis().await;
         assert_eq!(redis.query::<u64>(&["DEL", &key("demo", what)]).await, 1, "{what}");
-        problem(&core.claim("demo", "b", "k").await, "campaign_not_ready");
+        problem(&core.once().claim("demo", "b", "k").await, "campaign_not_ready");
         // However long the rebuild takes: until it is done no caller is told "sold out", and no user wins again.
         let again = eventually(SOON, || async {
-            let again = core.claim("demo", "a", "k").await;
+            let again = core.once().claim("demo", "a", "k").await;
             if again.status == 503 {
                 assert_eq!(again.code(), "campaign_not_ready", "without {what}");
             }
@@ -329,7 +330,7 @@ async fn more_at_once_than_core_takes() {
         // Which of the two core sees first is not ours to say: when it is the claim, try again.
         let mut slow = Raw::connect(core.listen()).await;
         slow.send(format!("{}Content-Length: 100\r\n\r\n{{", claim_head())).await;
-        let reply = core.claim("demo", "a", "k").await;
+        let reply = core.once().claim("demo", "a", "k").await;
         holds(reply.status >= 300, || reply.text()).map(|()| (slow, reply))
     })
     .await;
@@ -351,7 +352,7 @@ async fn a_full_outbox_refuses_claims_and_answers_replays() {
     let redis = core.redis().await;
     // As if the relay had fallen behind.
     redis.set_counter("demo", "backlog", 5).await;
-    problem(&core.claim("demo", "a", "k").await, "overloaded");
+    problem(&core.once().claim("demo", "a", "k").await, "overloaded");
     core.claim("demo", "a", "first").await.expect(200);
 }
 
@@ -363,9 +364,9 @@ async fn a_redis_that_does_not_answer_leaves_the_outcome_open() {
     let pids = core.redis().await.pids().await;
     signal_pids(&pids, Signal::STOP);
     let asked = tokio::time::Instant::now();
-    let refused = core.claim("demo", "a", "k").await;
+    let refused = core.once().claim("demo", "a", "k").await;
     let waited = asked.elapsed();
-    let view = core.get("/internal/v1/campaigns/demo").await;
+    let view = core.once().get("/internal/v1/campaigns/demo").await;
     let not_ready = eventually(SOON, || async {
         let reply = core.get("/readyz").await;
         holds(reply.status == 503, || reply.text()).map(|()| reply)

@@ -29,7 +29,7 @@ fn the_edge_core_and_the_caller_know_a_request_by_the_same_id() {
         }
         // What no core answers is told by the edge, by the same id.
         world.core.kill();
-        let lost = world.claim("demo", "carol", "k").await.expect(503);
+        let lost = world.claim_once("demo", "carol", "k").await.expect(503);
         let id = lost.header("x-request-id").to_owned();
         assert_eq!(lost.json()["instance"], id);
         eventually(SOON, || async {

@@ -4,8 +4,8 @@ use std::fs;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::process::{Signal, signal_pid};
 use support::wait::holds;
 use support::{Core, CoreOptions, SOON, claim_body, eventually};

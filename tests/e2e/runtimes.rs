@@ -159,11 +159,10 @@ fn a_limiter_that_fails_lets_through_or_not_as_it_is_set() {
             let name = format!("limiter-{setting}");
             let world = World::start(Runtime::Wrangler, &name, "test", &variables).await;
             world.core.create("limiter", json!({"total": 5})).await;
-            let reply = world.claim("limiter", "alice", "k").await;
             if is_open {
-                let _ = reply.expect(201);
+                let _ = world.claim("limiter", "alice", "k").await.expect(201);
             } else {
-                let refused = reply.refused(503, "overloaded");
+                let refused = world.claim_once("limiter", "alice", "k").await.refused(503, "overloaded");
                 assert!(!refused.header("retry-after").is_empty());
                 assert_eq!(world.core.campaign("limiter").await["remaining"], 5);
             }

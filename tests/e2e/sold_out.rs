@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::postgres::Postgres;
 use support::signing::Signed;
 use support::times::from_now;
@@ -113,7 +113,7 @@ async fn what_another_core_gives_back_is_there_for_the_taking() {
 
     pair.redis.kill();
     a_moment_later().await;
-    pair.refusing.claim("demo", "late", "k").await.refused(503, "unavailable");
+    pair.refusing.once().claim("demo", "late", "k").await.refused(503, "unavailable");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -102,7 +102,7 @@ async fn secrets_are_made_once_for_the_owner_alone_and_never_shown() {
         assert!(secret.len() >= 43, "{name} has {} characters", secret.len());
         assert!(!core.log().contains(secret), "{name} stands in the log");
     }
-    assert!(!core.log().contains(support::core_process::API_TOKEN), "an API token stands in the log");
+    assert!(!core.log().contains(support::core_client::API_TOKEN), "an API token stands in the log");
     assert!(core.log().contains("answered"), "the log says too little to tell");
     let mut core = core;
     core.kill();

@@ -21,6 +21,11 @@ use support::wait::holds;
 use support::{SOON, Servers, claim_body, eventually};
 use tempfile::TempDir;
 
+/// Servers that wait for no disk: an engine in this process has no caller that would ask again.
+async fn redis() -> Servers {
+    Servers::start_with(&[("appendfsync", "no")], &[]).await
+}
+
 /// A core of two threads, in process.
 struct Threads {
     first: Engine,
@@ -69,7 +74,7 @@ async fn wins(engine: &Engine, user: &str) {
 
 #[tokio::test]
 async fn threads_connected_to_the_same_redis_need_no_sql_for_a_campaign_that_one_of_them_knows() {
-    let threads = Threads::start(Servers::start().await, "").await;
+    let threads = Threads::start(redis().await, "").await;
     threads.campaign(10).await;
     wins(&threads.first, "a").await;
     threads.first.sync.sql.close().await;
@@ -80,7 +85,7 @@ async fn threads_connected_to_the_same_redis_need_no_sql_for_a_campaign_that_one
 
 #[tokio::test]
 async fn a_redis_that_was_restarted_ends_the_connections_of_every_thread() {
-    let mut threads = Threads::start(Servers::start().await, "").await;
+    let mut threads = Threads::start(redis().await, "").await;
     let handle = threads.campaign(10).await;
     wins(&threads.first, "a").await;
     wins(&threads.second, "b").await;
@@ -101,7 +106,7 @@ async fn a_redis_that_was_restarted_ends_the_connections_of_every_thread() {
 #[tokio::test]
 async fn without_info_the_threads_share_one_connection() {
     only_on!(ONE_SERVER, "an ACL user of one server");
-    let redis = Servers::start().await;
+    let redis = redis().await;
     let view = redis.view().await;
     view.query::<()>(&["ACL", "SETUSER", "core", "on", ">secret", "~*", "+@all", "-info"]).await;
     let threads = Threads::start(redis, "?user=core&pass=secret").await;
@@ -116,7 +121,7 @@ async fn without_info_the_threads_share_one_connection() {
 
 #[tokio::test]
 async fn a_change_of_the_rules_on_one_thread_invalidates_what_all_have_cached() {
-    let threads = Threads::start(Servers::start().await, "").await;
+    let threads = Threads::start(redis().await, "").await;
     let handle = threads.campaign(1).await;
     wins(&threads.first, "a").await;
     // Once the cache refuses, no refusal adds to the commands that Redis has run for claims.

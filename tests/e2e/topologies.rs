@@ -117,7 +117,7 @@ async fn a_server_that_becomes_a_replica_later_is_waited_for() {
     core.claim("demo", "alice", "k").await.expect(201);
     let view = server.view().await;
     view.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]).await;
-    core.claim("demo", "bob", "k").await.refused(503, "unavailable");
+    core.once().claim("demo", "bob", "k").await.refused(503, "unavailable");
     eventually(SOON, || async {
         let reply = core.get("/readyz").await;
         holds(reply.status == 503, || reply.text())

@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message as _;
 use reqwest::Method;
 use serde_json::{Value, json};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::edge::{Runtime, World};
 use support::process::{Signal, free_address, signal_pid};
 use support::wait::holds;

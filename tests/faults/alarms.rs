@@ -277,7 +277,7 @@ async fn without_sql(row: &Row, postgres: &Postgres, core: &Core, watch: &Watch)
     for user in 0..OUTBOX_MAX {
         core.claim("full", &format!("u{user}"), "k").await.expect(201);
     }
-    core.claim("full", "late", "k").await.refused(503, "overloaded");
+    core.once().claim("full", "late", "k").await.refused(503, "overloaded");
     watch.fires("ClaimgateOverloaded").await;
 
     row.fault();
@@ -287,7 +287,7 @@ async fn without_sql(row: &Row, postgres: &Postgres, core: &Core, watch: &Watch)
     // It cannot be loaded without SQL; who tries has its lease, until that is taken away.
     row.fault();
     redis.query::<u64>(&["DEL", &key("damaged", "users")]).await;
-    core.claim("damaged", "a", "k").await.refused(503, "campaign_not_ready");
+    core.once().claim("damaged", "a", "k").await.refused(503, "campaign_not_ready");
     watch.fires("ClaimgateCampaignsNotReady").await;
     eventually(3 * SOON, || async {
         redis.query::<u64>(&["DEL", "cg:lease:{damaged}"]).await;
@@ -321,7 +321,7 @@ async fn of_replicas_that_are_missing_and_memory_that_is_full() {
         signal_pid(set.servers[replica].pid(), Signal::STOP);
     }
     // What they do not get is not acknowledged.
-    core.claim("demo", "a", "k").await.expect(503);
+    core.once().claim("demo", "a", "k").await.expect(503);
     watch.fires("ClaimgateReplicasMissing").await;
     watch.fires("ClaimgateBarrierStuck").await;
     for replica in [1, 2] {
@@ -341,7 +341,7 @@ async fn of_replicas_that_are_missing_and_memory_that_is_full() {
     row.fault();
     primary.query::<String>(&["CONFIG", "SET", "maxmemory", "1mb"]).await;
     eventually(SOON, || async {
-        let reply = core.claim("demo", "b", "k").await;
+        let reply = core.once().claim("demo", "b", "k").await;
         holds(reply.status == 503, || reply.text())
     })
     .await;

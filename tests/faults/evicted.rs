@@ -4,8 +4,8 @@
 use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::follower::Follower;
 use support::inspect::key;
 use support::postgres::Postgres;

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::client::{Client, client};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::follower::{CoreAddress, Follower};
 use support::inspect::key;
 use support::wait::holds;

@@ -8,6 +8,7 @@ use support::clock::Clock;
 use support::fault_proxy::FaultProxy;
 use support::follower::Follower;
 use support::postgres::Postgres;
+use support::process::fast_disk;
 use support::sql::Sql;
 use support::topology::Topology;
 use support::{Core, CoreOptions, RedisServer, RedisView, Servers};
@@ -50,6 +51,12 @@ impl Fixture {
         Self::external_with(CoreOptions::default()).await
     }
 
+    /// The same, apart from the slow disk: for tests in which SQL is held, since after a stall of Redis core asks SQL.
+    pub async fn external_on_fast_disk() -> Self {
+        let servers = Servers::start_with(&[], &fast_disk()).await;
+        Self::on(servers, CoreOptions::default().on_fast_disk()).await
+    }
+
     /// The same, with options.
     pub async fn external_with(options: CoreOptions) -> Self {
         Self::on(Servers::start().await, options).await
@@ -72,13 +79,14 @@ impl Fixture {
         Self { core, others: vec![], proxy: Some(proxy), server, postgres: None, sql }
     }
 
-    /// One core with a managed Redis or one of the test's, on PostgreSQL; `Err` where there is none.
+    /// One core with a managed Redis or one of the test's, on PostgreSQL, whose disk alone may be slow; `Err` where there is
+    /// none.
     pub async fn on_postgres(managed: bool) -> Result<Self, String> {
         let postgres = Postgres::start().await?;
         let url = postgres.database("claimgate").await;
-        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url);
+        let mut options = CoreOptions::default().with("CLAIMGATE_DATABASE_URL", &url).on_fast_disk();
         let managed = managed && Topology::asked() == Topology::Own;
-        let server = if managed { None } else { Some(Servers::start().await) };
+        let server = if managed { None } else { Some(Servers::start_with(&[], &fast_disk()).await) };
         if let Some(server) = &server {
             options = options.with("CLAIMGATE_REDIS_URL", server.url());
         }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::raw::{Raw, status};
 use support::times::{from_now, ms};
 use support::wait::holds;
@@ -351,8 +351,8 @@ async fn killed_in_the_middle_it_is_completed_by_the_same_file(row: Row, mut fix
     let units = json!({"units": 1, "idempotency_key": "k"});
     let add = core.admin(Method::POST, "/admin/v1/campaigns/demo/add", &units);
     add.await.refused(409, "import_unfinished");
-    core.claim("demo", "user-1", "k").await.refused(503, "campaign_not_ready");
-    let user = core.get("/internal/v1/campaigns/demo/users/user-1").await;
+    core.once().claim("demo", "user-1", "k").await.refused(503, "campaign_not_ready");
+    let user = core.once().get("/internal/v1/campaigns/demo/users/user-1").await;
     user.refused(503, "campaign_not_ready");
     let told = fixture.reconciliation("demo").await;
     assert_eq!(told["differences"][0]["name"], "not_ready", "{told}");
@@ -381,18 +381,18 @@ async fn its_start_in_the_middle_opens_nothing(row: Row, fixture: Fixture) {
     let told = |reply: Reply| (reply.status, reply.code());
     let unfinished = (503, "campaign_not_ready".to_owned());
     eventually(SOON, || async {
-        let now = told(core.claim("demo", "ann", "k").await);
+        let now = told(core.once().claim("demo", "ann", "k").await);
         holds(now == unfinished, || format!("{now:?}"))
     })
     .await;
     let started = || support::times::now_ms() > ms(&starts_at) + 1500;
     while !started() {
-        assert_eq!(told(core.claim("demo", "ann", "k").await), unfinished);
+        assert_eq!(told(core.once().claim("demo", "ann", "k").await), unfinished);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     core.set_admin_state("demo", "resume").await.refused(409, "import_unfinished");
     core.set_admin_state("demo", "pause").await.refused(409, "import_unfinished");
-    core.get("/internal/v1/campaigns/demo").await.refused(503, "campaign_not_ready");
+    core.once().get("/internal/v1/campaigns/demo").await.refused(503, "campaign_not_ready");
     assert_eq!(core.admin_get("/admin/v1/campaigns").await.json()["items"][0]["ready"], false);
     // The way out for those who have lost the file.
     core.set_admin_state("demo", "end").await.expect(200);

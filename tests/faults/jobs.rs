@@ -114,7 +114,7 @@ async fn a_campaign_whose_load_hangs_stops_no_other_ones_load_or_sweep() {
     let held = fixture.sql.hold_campaign("stuck").await;
     row.fault();
     redis.query::<()>(&["DEL", &key("stuck", "users")]).await;
-    fixture.core.claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
+    fixture.core.once().claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
     sleep(Duration::from_secs(1)).await;
     fixture.core.claim("held", "alice", "k").await.expect(201);
     row.fault();
@@ -122,7 +122,7 @@ async fn a_campaign_whose_load_hangs_stops_no_other_ones_load_or_sweep() {
     wins(&fixture.core, "lost", "bob").await;
     given_back(&redis, "held", Duration::from_secs(8)).await;
     relayed(&redis, "lost", SOON).await;
-    fixture.core.claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
+    fixture.core.once().claim("stuck", "bob", "k").await.refused(503, "campaign_not_ready");
     held.release().await;
     wins(&fixture.core, "stuck", "bob").await;
     row.passed(6, "one loaded and one swept meanwhile");
@@ -149,7 +149,12 @@ async fn claims_refused_while_a_campaign_is_loaded_elsewhere_make_nothing_spin()
     sleep(Duration::from_millis(500)).await;
     let (before, started) = (redis.script_calls().await, Instant::now());
     for user in 0..CLAIMS {
-        fixture.core.claim("loading", &format!("u{user}"), "k").await.refused(503, "campaign_not_ready");
+        fixture
+            .core
+            .once()
+            .claim("loading", &format!("u{user}"), "k")
+            .await
+            .refused(503, "campaign_not_ready");
     }
     let calls = redis.script_calls().await - before;
     // Beside each claim's own: a try to load it now and then, of a few calls.
@@ -349,7 +354,7 @@ async fn the_lag_rises_whatever_else_is_wrong() {
     rises_above(1.0).await;
     row.fault();
     fixture.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
-    fixture.core.claim("demo", "bob", "k").await.refused(503, "campaign_not_ready");
+    fixture.core.once().claim("demo", "bob", "k").await.refused(503, "campaign_not_ready");
     rises_above(4.0).await;
     row.fault();
     signal_pids(&fixture.redis_pids().await, Signal::STOP);

@@ -9,6 +9,7 @@ use claimgate_core::store::redis::scripts::LAYOUT;
 use redis::Client;
 use support::inspect::key;
 use support::only_on;
+use support::process::fast_disk;
 use support::topology::ONE_SERVER;
 use support::{RedisServer, RedisView};
 use tokio::time::sleep;
@@ -24,7 +25,8 @@ struct Locks {
 
 impl Locks {
     async fn new() -> Self {
-        Self { server: RedisServer::start().await }
+        // Leases are measured in time.
+        Self { server: RedisServer::start_with(&[], &fast_disk()).await }
     }
 
     fn owner(&self) -> LeaseHolder {

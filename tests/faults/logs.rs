@@ -3,7 +3,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::client::client;
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::edge::token;
 use support::inspect::key;
 use support::only_on;
@@ -35,7 +35,7 @@ fn told(core: &Core, campaign: &str) -> Vec<String> {
 /// Damages a campaign; returns once a claim is decided again.
 async fn damaged_and_loaded(core: &Core, user: &str) {
     core.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
-    core.claim("demo", user, "k").await.refused(503, "campaign_not_ready");
+    core.once().claim("demo", user, "k").await.refused(503, "campaign_not_ready");
     eventually(SOON, || async {
         let reply = core.claim("demo", user, "k").await;
         holds(reply.status != 503, || reply.text())
@@ -120,7 +120,7 @@ async fn what_fails_again_and_again_is_told_once() {
     let held = fixture.sql.hold().await;
     row.fault();
     core.redis().await.query::<u64>(&["DEL", &key("demo", "users")]).await;
-    core.claim("demo", "a", "k").await.refused(503, "campaign_not_ready");
+    core.once().claim("demo", "a", "k").await.refused(503, "campaign_not_ready");
     let count =
         |message: &str| lines(core).iter().filter(|line| line["fields"]["message"] == message).count();
     eventually(4 * SOON, || async {
@@ -177,7 +177,7 @@ async fn nothing_secret_is_logged() {
     core.admin_get("/admin/v1/campaigns").await.expect(200);
     row.fault();
     signal_pid(redis.pid(), Signal::STOP);
-    core.claim("demo", "carol", "k").await.expect(503);
+    core.once().claim("demo", "carol", "k").await.expect(503);
     signal_pid(redis.pid(), Signal::CONT);
     row.fault();
     postgres.freeze();

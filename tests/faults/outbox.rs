@@ -9,7 +9,7 @@ use redis::{Client, Value};
 use reqwest::Method;
 use serde_json::json;
 use support::checker::{Checker, Expect};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::inspect::key;
 use support::topology::ONE_SERVER;
 use support::{RedisView, claim_body, only_on};

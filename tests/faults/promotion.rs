@@ -7,9 +7,10 @@ use redis::streams::StreamRangeReply;
 use support::checker::{Checker, Expect, Limits};
 use support::inspect::key;
 use support::only_on;
+use support::process::fast_disk;
 use support::promotion::{self, Cause, has_members};
 use support::redis_server::Kind;
-use support::sentinel::SentinelSet;
+use support::sentinel::{Access, SentinelSet};
 use support::sql::{Campaigns, Sql};
 use support::topology::{ONE_SERVER, OWN};
 use support::wait::holds;
@@ -31,7 +32,7 @@ async fn of_a_large_campaign(what: &str, cause: Cause) {
     let count = size("CLAIMS", CLAIMS);
     let row = Row::begin_on(kind, what);
     let _turn = heavy().await;
-    let set = SentinelSet::start(kind).await;
+    let set = replicated(kind).await;
     let core = waiting_for_one(set.url()).start().await;
     has_members(&core, 2).await;
     let sql = Sql::in_directory(&core.data_dir());
@@ -42,6 +43,11 @@ async fn of_a_large_campaign(what: &str, cause: Cause) {
     assert_eq!(counter(&core, "claimgate_loads_total").await, loads, "it was not loaded from SQL");
     assert!(counter(&core, "claimgate_adoptions_total").await > 0);
     row.passed(promotion::CALLERS, &format!("{count} claims; {}", moments.line()));
+}
+
+/// Servers on a fast disk: by a slow one campaigns would be loaded instead of adopted.
+async fn replicated(kind: Kind) -> SentinelSet {
+    SentinelSet::start_with(Access { kind, environment: &fast_disk(), ..Access::default() }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -71,7 +77,7 @@ async fn of_many_campaigns() {
     let _turn = heavy().await;
     let (directory, url) = database().await;
     assert_eq!(Sql::open(&url).run(Campaigns { live, ended: 0 }.insert()).await, live);
-    let set = SentinelSet::start(kind).await;
+    let set = replicated(kind).await;
     let core = waiting_for_one(set.url()).start_in(directory).await;
     has_members(&core, 2).await;
     loaded(&core, live).await;

@@ -150,7 +150,7 @@ async fn memory_limit() {
         if user == 30 {
             redis.query_all::<()>(&["FUNCTION", "FLUSH"]).await;
         }
-        let reply = fixture.core.claim("demo", &format!("u{user}"), "k").await;
+        let reply = fixture.core.once().claim("demo", &format!("u{user}"), "k").await;
         reply.refused(503, "overloaded");
     }
     assert_eq!(Snapshot::take(&redis, &sql, "demo").await, before, "refused, and yet written");
@@ -210,7 +210,7 @@ async fn limit_memory(redis: &RedisView, bytes: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn torn_append_only_file() {
     let row = Row::begin("torn append-only file");
-    let mut fixture = Fixture::external().await;
+    let mut fixture = Fixture::external_on_fast_disk().await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..30).await;
     fixture.relayed("demo").await;

@@ -82,7 +82,7 @@ async fn no_answer_leaves_before_a_replica_has_it() {
     }
     assert_eq!(watched.checker.claim(&watched.core, "early", "k").await, Seen::Unknown);
     // Nor is what the primary alone knows told by another call.
-    let again = watched.core.claim("demo", "early", "k").await;
+    let again = watched.core.once().claim("demo", "early", "k").await;
     assert_eq!(again.status, 503, "{}", again.text());
     signal_pid(pids[0], Signal::CONT);
     // The one that is gone is waited for no longer: one is enough.

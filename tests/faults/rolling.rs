@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use reqwest::{Method, RequestBuilder};
 use support::checker::{Checker, Expect, Limits, Verdict};
 use support::client::{Client, client};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::edge::Runtime;
 use support::pair::{Pair, PairEdge};
 use support::storm::{Seen, Wish};
@@ -48,7 +48,7 @@ impl Load {
         request: impl Fn(&Wish, bool) -> RequestBuilder,
         fault: impl AsyncFnOnce(&Self) -> T,
     ) -> T {
-        let (load, client) = (Self::default(), client());
+        let (load, client) = (Self::default(), client().once());
         let fault = async {
             let done = fault(&load).await;
             load.over.store(true, Ordering::Relaxed);

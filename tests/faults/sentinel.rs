@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use serde_json::json;
 use support::checker::{Checker, Expect, Limits, Promise};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::only_on;
 use support::process::{Signal, signal_pid};
 use support::promotion::promotion;

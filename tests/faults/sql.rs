@@ -13,7 +13,7 @@ use crate::tally::Row;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_locked() {
     let row = Row::begin("SQL locked: SQLite, BEGIN EXCLUSIVE");
-    let fixture = Fixture::managed().await;
+    let fixture = Fixture::managed_with(CoreOptions::default().on_fast_disk()).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     checker.win(&fixture.core, 0..10).await;
     fixture.relayed("demo").await;
@@ -106,14 +106,15 @@ async fn postgres_stopped() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_outbox_is_bounded() {
     let row = Row::begin("SQL locked until the outbox is full");
-    let options = CoreOptions::default().with("CLAIMGATE_OUTBOX_MAX", "50");
+    let options = CoreOptions::default().with("CLAIMGATE_OUTBOX_MAX", "50").on_fast_disk();
     let fixture = Fixture::managed_with(options).await;
     let checker = Checker::create(&fixture.core, "demo", ROOMY).await;
     let held = fixture.sql.hold().await;
     row.fault();
     checker.win(&fixture.core, 0..50).await;
     for user in 50..60 {
-        let reply = fixture.core.claim("demo", &format!("u{user}"), "k").await.refused(503, "overloaded");
+        let reply =
+            fixture.core.once().claim("demo", &format!("u{user}"), "k").await.refused(503, "overloaded");
         assert!(!reply.header("retry-after").is_empty(), "{reply:?}");
     }
     for user in 0..50 {

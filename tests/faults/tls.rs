@@ -149,7 +149,7 @@ async fn grants_nothing(fixture: &Fixture, checker: &Checker, times: usize) {
     assert_eq!(core.get("/readyz").await.status, 503);
     for user in 0..5 {
         assert_eq!(checker.claim(core, &format!("refused-{user}"), "k").await, Seen::Unknown);
-        let replay = core.claim("demo", "u0", "k").await;
+        let replay = core.once().claim("demo", "u0", "k").await;
         replay.refused(503, "unavailable");
     }
     assert_eq!((redis.counter("demo", "taken").await, fixture.sql.claims("demo").await), before);

@@ -174,12 +174,13 @@ async fn one_is_unreadable(row: Row, mut fixture: Fixture) {
     let ids: Vec<_> = listed["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect();
     assert_eq!(ids, ["demo", "zzz"]);
     for _ in 0..3 {
+        let caller = fixture.core.once();
         let refused = [
-            fixture.core.claim("aaa", "bob", "k").await,
-            fixture.core.look_up(&claim_id("aaa", "alice", "k")).await,
-            fixture.core.get("/internal/v1/campaigns/aaa").await,
-            fixture.core.admin_get("/admin/v1/campaigns/aaa").await,
-            fixture.core.set_admin_state("aaa", "pause").await,
+            caller.claim("aaa", "bob", "k").await,
+            caller.look_up(&claim_id("aaa", "alice", "k")).await,
+            caller.get("/internal/v1/campaigns/aaa").await,
+            caller.admin_get("/admin/v1/campaigns/aaa").await,
+            caller.set_admin_state("aaa", "pause").await,
         ];
         for reply in refused {
             let text = reply.refused(503, "unavailable").text();

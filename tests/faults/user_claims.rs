@@ -3,8 +3,9 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
+use support::core_client::CoreClient;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::inspect::key;
 use support::only_on;
 use support::postgres::Postgres;
@@ -26,7 +27,7 @@ use crate::tally::Row;
 /// More outbox entries than one look takes, and more claims than a record holds.
 const CLAIMS: usize = 130;
 
-async fn look(core: &Core, query: &str) -> Reply {
+async fn look(core: &CoreClient, query: &str) -> Reply {
     core.get(&format!("/internal/v1/campaigns/demo/users/alice?{query}")).await
 }
 
@@ -132,7 +133,7 @@ async fn a_look_through_too_much_is_refused_until_sql_has_it() {
                  for _ = 1, 5000 do redis.call('XADD', KEYS[1], '*', unpack(entry[2])) end return 1";
     fixture.redis().await.query::<u64>(&["EVAL", often, "1", &key("demo", "outbox")]).await;
     fixture.redis().await.set_counter("demo", "backlog", 5_001).await;
-    let refused = look(&fixture.core, "").await.refused(503, "overloaded");
+    let refused = look(&fixture.core.once(), "").await.refused(503, "overloaded");
     assert!(!refused.header("retry-after").is_empty());
     held.release().await;
     eventually(2 * SOON, || async {
@@ -158,7 +159,7 @@ async fn without_sql_what_redis_has_is_told_and_nothing_is_guessed() {
     fixture.postgres().freeze();
     assert_eq!(listed(&fixture.core, 100).await, granted_but(8, &[]));
     claimed(&fixture.core, 9..=9).await;
-    look(&fixture.core, "").await.refused(503, "unavailable");
+    look(&fixture.core.once(), "").await.refused(503, "unavailable");
     fixture.postgres().thaw();
     eventually(2 * SOON, || async {
         let reply = look(&fixture.core, "").await;
@@ -252,8 +253,8 @@ async fn nothing_is_told_before_a_replica_has_it() {
     for pid in pids {
         signal_pid(pid, Signal::STOP);
     }
-    assert_eq!(core.claim("demo", "alice", "k4").await.status, 503);
-    look(&core, "").await.refused(503, "unavailable");
+    assert_eq!(core.once().claim("demo", "alice", "k4").await.status, 503);
+    look(&core.once(), "").await.refused(503, "unavailable");
     for pid in pids {
         signal_pid(pid, Signal::CONT);
     }

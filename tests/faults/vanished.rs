@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use reqwest::{Method, RequestBuilder};
 use serde_json::json;
 use support::checker::{Checker, Expect};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::fault_proxy::FaultProxy;
 use support::postgres::Postgres;
 use support::signing::claim_id;
@@ -35,7 +35,7 @@ async fn behind_a_proxy(options: CoreOptions) -> Result<(Fixture, FaultProxy), S
     let sql = Sql::open(&postgres.database("claimgate").await);
     let proxy = FaultProxy::start(postgres.socket()).await;
     let url = Postgres::url_at(proxy.address(), "claimgate");
-    let core = options.with("CLAIMGATE_DATABASE_URL", url).start().await;
+    let core = options.with("CLAIMGATE_DATABASE_URL", url).on_fast_disk().start().await;
     let fixture = Fixture { core, others: vec![], proxy: None, server: None, postgres: Some(postgres), sql };
     Ok((fixture, proxy))
 }
@@ -77,7 +77,7 @@ async fn are_refused(core: &Core, calls: Vec<RequestBuilder>) -> Duration {
     let asked = calls.into_iter().map(|call| async {
         let what = format!("{call:?}");
         let started = Instant::now();
-        let reply = core.client().send(call).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let reply = core.client().once().send(call).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         let took = started.elapsed();
         assert_eq!((reply.status, reply.code().as_str()), (503, "unavailable"), "{what}: {}", reply.text());
         assert!(!reply.header("retry-after").is_empty(), "{what}: no Retry-After");
@@ -177,7 +177,7 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
     let nowhere = format!("/internal/v1/claims/{}", claim_id("nowhere", "alice", "k"));
     let answered = AtomicUsize::new(0);
     let crowd = (0..CROWD).map(|_| async {
-        let reply = fixture.core.get(&nowhere).await;
+        let reply = fixture.core.once().get(&nowhere).await;
         answered.fetch_add(1, Ordering::Relaxed);
         reply
     });
@@ -189,8 +189,7 @@ async fn who_waits_for_sql_leaves_places_for_claims() {
         })
         .await;
         for user in 10..60 {
-            let reply = fixture.core.claim("demo", &format!("u{user}"), "k").await;
-            assert_eq!(reply.status, 201, "{}", reply.text());
+            fixture.core.claim("demo", &format!("u{user}"), "k").await.expect(201);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

@@ -7,7 +7,7 @@ use futures_util::future::{join, join_all};
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::clock::FrozenClock;
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::times::ms;
 use support::wait::holds;
 use support::{Core, CoreOptions, Reply, SOON, Servers, eventually};
@@ -119,7 +119,7 @@ impl Run {
     async fn claim_in_crash(&mut self, ask: &Ask, of_core: bool) -> Result<(), String> {
         self.tally.calls_cut_off += 1;
         let mut expected = self.expected(ask, 2);
-        let call = self.core.client().clone();
+        let call = self.core.client().once();
         let request =
             call.request(Method::POST, &self.core.url("/internal/v1/claims")).bearer_auth(API_TOKEN);
         let request = request.json(&support::claim_body(CAMPAIGN, &ask.user, &ask.key, ask.quantity));
@@ -215,7 +215,7 @@ impl Run {
                 AdminState::Ended => "end",
             };
             let path = format!("{path}/{verb}");
-            until_decided(async || self.core.admin(Method::POST, &path, &Value::Null).await).await
+            until_decided(async || self.core.once().admin(Method::POST, &path, &Value::Null).await).await
         };
         // Written to SQL, a change is in force once Redis is there to hear of it.
         let version = rules.version;
@@ -288,7 +288,7 @@ impl Run {
         });
         same(&expected.collect::<BTreeSet<_>>(), &found)?;
         let path = format!("/admin/v1/campaigns/{CAMPAIGN}/reconciliation");
-        let compared = until_decided(async || self.core.admin_get(&path).await).await.json();
+        let compared = until_decided(async || self.core.once().admin_get(&path).await).await.json();
         // A sequence given to a claim that was lost is the only thing that may differ, and nothing is lost here.
         same(&json!([]), &compared["differences"])?;
         self.compare().await
@@ -318,7 +318,8 @@ async fn until_decided(mut ask: impl AsyncFnMut() -> Reply) -> Reply {
 }
 
 async fn answered(core: &Core, method: Method, path: &str, body: &Value) -> Reply {
-    until_decided(async || core.client().call(method.clone(), &core.url(path), API_TOKEN, body).await).await
+    until_decided(async || core.client().once().call(method.clone(), &core.url(path), API_TOKEN, body).await)
+        .await
 }
 
 async fn decided(core: &Core, ask: &Ask) -> Answer {

@@ -1,13 +1,13 @@
 //! The page in a real browser before a real core: what it shows while claims come in, what each role may change, and what it
 //! says when something is away.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use serde_json::json;
 use support::browser::{Browser, DESKTOP, PHONE, TOO_FAINT};
 use support::process::{Signal, free_address, signal_pid};
-use support::storm::{ask, storm, wishes};
+use support::storm::{Seen, ask, resolve_unknown, storm, wishes};
 use support::{Core, CoreOptions};
 
 use super::{OPERATOR, VIEWER, in_browser, with_roles};
@@ -80,20 +80,23 @@ fn numbers_move_under_a_storm() {
         page.until(&figure("open"), "2").await;
         // Slow enough to be watched: the page is told once a second.
         let wishes = wishes(1300, 1);
-        let claimed = AtomicUsize::new(0);
         let stormed = async {
+            let mut claimed = 0;
             for part in wishes.chunks(100) {
-                storm(&core, "storm", part, 8, &claimed).await;
+                let mut seen = storm(&core, "storm", part, 8, &AtomicUsize::new(0)).await;
+                resolve_unknown(&core, "storm", &mut seen).await;
+                claimed += seen.values().filter(|seen| matches!(seen, Seen::Claimed { .. })).count();
                 tokio::time::sleep(Duration::from_millis(250)).await;
             }
+            claimed
         };
         let watched = async {
             page.until(&format!("Number({}.replace(',', '')) > 50", figure("claims")), true).await;
             page.until(&format!("{}.length > 1", cell("storm", ".speed b")), true).await;
             page.until(&cell("storm", ".state"), "Sold out").await;
         };
-        tokio::join!(stormed, watched);
-        assert_eq!(claimed.load(Ordering::Relaxed), 1000);
+        let (claimed, ()) = tokio::join!(stormed, watched);
+        assert_eq!(claimed, 1000);
         page.until(&cell("storm", ".left b"), "0").await;
         let reason = "document.querySelector('#reasons li')?.textContent.slice(0, 11)";
         page.until(reason, "sold out300").await;
@@ -122,7 +125,7 @@ fn a_wrong_token_is_said_to_be_wrong_and_a_right_one_stays_in_the_tab() {
         sign_in(&page, "not-a-token-of-anybody-not-a-token-of-anybody").await;
         page.until(PROBLEM, "This token is not known to this core.").await;
         assert_eq!((page.eval(VIEW).await, page.eval(FOCUS).await), (json!("sign-in"), json!("token")));
-        sign_in(&page, support::core_process::API_TOKEN).await;
+        sign_in(&page, support::core_client::API_TOKEN).await;
         page.until(PROBLEM, "This token has no role: use an admin's, not a back end's.").await;
         assert_eq!(page.eval("sessionStorage.length").await, 0, "a token that is refused is not kept");
         sign_in(&page, VIEWER).await;

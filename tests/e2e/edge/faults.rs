@@ -18,7 +18,7 @@ fn a_lost_answer_is_asked_for_again_and_is_one_claim() {
         let first = world.claim("lost", "alice", "k1").await;
         assert!(matches!(first.status, 200 | 201), "the edge asks again: {}", first.text());
         world.proxy.lose_all_answers(true);
-        let unknown = world.claim("lost", "bob", "k1").await.refused(503, "unavailable");
+        let unknown = world.claim_once("lost", "bob", "k1").await.refused(503, "unavailable");
         assert_eq!(unknown.header("retry-after"), "1");
         world.proxy.lose_all_answers(false);
         let known = world.claim("lost", "bob", "k1").await.expect(200);
@@ -62,13 +62,13 @@ fn a_dead_core_is_said_to_be_unavailable_and_claims_flow_when_it_is_back() {
         world.core.kill();
         for key in ["k1", "k2"] {
             let began = Instant::now();
-            let refused = world.claim("dead", "alice", key).await.refused(503, "unavailable");
+            let refused = world.claim_once("dead", "alice", key).await.refused(503, "unavailable");
             assert!(began.elapsed() < Duration::from_millis(2500), "{:?}", began.elapsed());
             assert_eq!(refused.header("retry-after"), "1");
         }
         let id = won["claim"]["id"].as_str().unwrap();
-        let _ = world.look_up(id, "alice").await.refused(503, "unavailable");
-        let _ = world.view("dead-unseen").await.refused(503, "unavailable");
+        let _ = world.send_once(world.look_up_request(id, "alice")).await.refused(503, "unavailable");
+        let _ = world.send_once(world.view_request("dead-unseen")).await.refused(503, "unavailable");
         world.restart_core().await;
         let asked = AtomicUsize::new(0);
         eventually(Duration::from_secs(5), || async {

@@ -2,8 +2,8 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::edge::{Runtime, World};
 use support::examples::{Desk, Examples};
 use support::wait::holds;

@@ -64,7 +64,7 @@ async fn the_rust_clients_example_claims() {
     assert!(include_str!("clients.rs").contains(function), "the documentation has another one: {function}");
     let core = Core::start().await;
     core.create("tickets", json!({"total": 1})).await;
-    let shop = Internal::new(&core.url(""), support::core_process::API_TOKEN).unwrap();
+    let shop = Internal::new(&core.url(""), support::core_client::API_TOKEN).unwrap();
     assert!(ticket(&shop, "alice").await.unwrap().unwrap().to_string().starts_with("tickets.alice."));
     assert!(ticket(&shop, "bob").await.unwrap().is_none());
 }

@@ -38,13 +38,13 @@ fn what_builds_and_tests_is_left_out() {
         }
         document.end();
     };
-    leave(Examples::of("CONTRIBUTING.md"), &["make check"]);
+    leave(Examples::of("CONTRIBUTING.md"), &["# after a change", "make check"]);
     leave(Examples::of("bench/README.md"), &["make bench"]);
     leave(Examples::of("lab/README.md"), &["make lab"]);
     leave(Examples::of("docs/performance.md"), &["make bench"]);
     leave(
         Examples::of("tests/README.md"),
-        &["cargo test", "CLAIMGATE_TEST_TOPOLOGY=cluster", "INTERLEAVING=\"…\""],
+        &["cargo test", "make test SLOW=1", "CLAIMGATE_TEST_TOPOLOGY=cluster", "INTERLEAVING=\"…\""],
     );
     let mut packages = Examples::of("docs/packages.md");
     for start in [

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use reqwest::Method;
 use serde_json::{Value, json};
 use support::browser::{self, Browser, PHONE};
-use support::core_process::API_TOKEN;
+use support::core_client::API_TOKEN;
 use support::edge::{Runtime, World};
 use tokio::sync::{Mutex, MutexGuard, OnceCell};
 

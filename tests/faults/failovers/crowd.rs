@@ -10,8 +10,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use support::checker::Limits;
 use support::client::{Client, client};
+use support::core_client::API_TOKEN;
 use support::core_client::campaign;
-use support::core_process::API_TOKEN;
 use support::rng::Rng;
 use support::storm::Wish;
 use support::wait::holds;
@@ -170,7 +170,7 @@ impl<'a> Crowd<'a> {
     /// Of these campaigns.
     pub fn of(cores: &'a [Core; 2], campaigns: &'a [Campaign]) -> Self {
         let (acknowledged, over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Self { cores: [&cores[0], &cores[1]], client: client(), campaigns, acknowledged, over }
+        Self { cores: [&cores[0], &cores[1]], client: client().once(), campaigns, acknowledged, over }
     }
 
     /// Claims are made until it is over, and all that was begun is brought to an end.

@@ -6,6 +6,7 @@ use serde_json::Value;
 use support::cluster::{ClusterSet, Further};
 use support::network::Network;
 use support::postgres::Postgres;
+use support::process::fast_disk;
 use support::redis_server::Kind;
 use support::sentinel::{Access, SERVICE, SentinelSet};
 use support::sql::Sql;
@@ -97,9 +98,11 @@ impl Installation {
 
 impl Topology {
     async fn start(shape: Shape, kind: Kind, network: &Network) -> Self {
+        // By a slow one servers would be taken for down that no event has hit.
+        let environment = &fast_disk();
         match shape {
             Shape::Sentinel => {
-                let access = Access { kind, network: Some(network), ..Access::default() };
+                let access = Access { kind, network: Some(network), environment, ..Access::default() };
                 let set = SentinelSet::start_with(access).await;
                 for sentinel in &set.sentinels {
                     let view = sentinel.view().await;
@@ -112,9 +115,8 @@ impl Topology {
                 Self::Sentinel(set)
             }
             Shape::Cluster => {
-                let set =
-                    ClusterSet::start_with(kind, Further { network: Some(network), ..Further::default() })
-                        .await;
+                let further = Further { network: Some(network), environment, ..Further::default() };
+                let set = ClusterSet::start_with(kind, further).await;
                 for node in &set.nodes {
                     let set = ["CONFIG", "SET", "cluster-node-timeout", DOWN_AFTER_MS];
                     node.view().await.query::<()>(&set).await;
