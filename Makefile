@@ -3,7 +3,7 @@
 SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-core-for-tests build-worker
+.PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-worker
 
 # Tests wait more than they work: two at a time on each processor.
 export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
@@ -26,17 +26,12 @@ up up-workerd up-cluster:
 	@$(MAKE) --no-print-directory -j2 build-core build-worker
 	@exec scripts/dev.sh $(ARGUMENTS)
 
-test: ## every test, the edge in a real Worker runtime and the page in a real browser included
+test: ## every test, the edge in a real Worker runtime and the page in a real browser included; SLOW=1: as on a slow machine
 	@$(SETUP)
-	@$(MAKE) --no-print-directory -j2 build-core-for-tests build-worker
-	@cargo test --workspace --no-fail-fast
-	@scripts/topologies.sh tenth
+	@exec scripts/test.sh
 
-# `make up` waits for the compiler, the tests wait for core: both in target/debug, as the profiles dev and test make it.
 build-core:
 	@cargo build --bin claimgate
-build-core-for-tests:
-	@cargo build --profile test --bin claimgate
 build-worker:
 	@scripts/build-worker.sh
 
@@ -56,6 +51,7 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@cargo build --release -p claimgate-lab
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
+soak: export CLAIMGATE_BIN = $(CURDIR)/target/release/claimgate
 soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, 10,000 at rest, slots moved to and fro twenty times, the previous version beside this one, the packages installed and run, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
@@ -64,7 +60,7 @@ soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours)
 	@for server in redis valkey; do export CLAIMGATE_TEST_SERVER=$$server; \
 		ROUNDS=$${ROUNDS:-50} cargo test -p claimgate-tests --test faults failovers -- --nocapture; \
 		MOVES=$${MOVES:-40} cargo test -p claimgate-tests --test faults a_slot_moves -- --nocapture; \
-		CLAIMS=$${CLAIMS:-1000000} CAMPAIGNS=$${CAMPAIGNS:-10000} CLAIMGATE_BIN=$$PWD/target/release/claimgate \
+		CLAIMS=$${CLAIMS:-1000000} CAMPAIGNS=$${CAMPAIGNS:-10000} \
 			cargo test -p claimgate-tests --test faults promotion -- --nocapture; \
 	done
 	@CAMPAIGNS=$${CAMPAIGNS:-500} cargo test -p claimgate-tests --test faults delayed -- --nocapture
