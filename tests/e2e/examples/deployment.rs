@@ -76,7 +76,7 @@ async fn the_edge_is_one_program() {
         let claim = claim.header("X-Real-IP", "10.1.2.3").header("Idempotency-Key", "k");
         let reply = client().send(claim.json(&serde_json::json!({}))).await;
         let reply = reply.map_err(|error| format!("{error:#}"))?;
-        holds(reply.status == 201, || format!("{reply:?}"))
+        holds(reply.status < 300, || format!("{reply:?}"))
     })
     .await;
 }
