@@ -1,7 +1,8 @@
 //! A headless Chromium, driven over WebDriver.
 
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,12 +13,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
 
-use crate::client::{Client, client};
+use crate::client::{Client, client_waiting};
 use crate::edge::{Leashed, emptied, root};
 use crate::wait::holds;
 use crate::{SOON, eventually};
+
+/// How many browsers may be open at once: each fills a processor while it draws.
+const BROWSERS_MAX: usize = 2;
+
+/// How long one command may take. Opening a browser, or a page, on a busy machine has been seen to take 30 s.
+const COMMAND_MAX: Duration = Duration::from_secs(180);
 
 /// Chromium dies with its driver, and the driver with the tests.
 const CHROMIUM: &str = "#!/bin/sh\nexec setpriv --pdeathsig KILL -- chromium \"$@\"\n";
@@ -63,7 +70,7 @@ fn is_on_path(program: &str) -> bool {
 
 #[derive(Debug)]
 struct Driver {
-    url: String,
+    address: SocketAddr,
     directory: PathBuf,
     _process: Leashed,
 }
@@ -78,30 +85,30 @@ async fn start_driver() -> Driver {
     let wrapper = directory.join("chromium");
     fs::write(&wrapper, CHROMIUM).unwrap();
     fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
-    let port = {
-        let probe = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        probe.local_addr().unwrap().port()
-    };
+    let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
     let mut command = Command::new("chromedriver");
-    command.arg(format!("--port={port}")).env("HOME", &directory);
+    command.arg(format!("--port={}", address.port())).env("HOME", &directory);
     let process = Leashed::start(&command, &directory.join("driver.log"), &directory.join("profiles"));
-    let url = format!("http://127.0.0.1:{port}");
-    let (client, status) = (client(), format!("{url}/status"));
+    let (client, status) = (client_waiting(COMMAND_MAX), format!("http://{address}/status"));
     eventually(SOON, || async { client.try_get(&status, "").await.map_err(|error| error.to_string()) }).await;
-    Driver { url, directory, _process: process }
+    Driver { address, directory, _process: process }
 }
 
-/// A browser with one tab and a fresh profile.
+/// A browser with one tab and a fresh profile; ends when it is dropped, also by a test that fails.
 #[derive(Debug)]
 pub struct Browser {
     client: Client,
+    driver: SocketAddr,
     session: String,
+    _permit: SemaphorePermit<'static>,
 }
 
 impl Browser {
-    /// Opens one whose page is of this size.
+    /// Opens one whose page is of this size, once there are fewer than [`BROWSERS_MAX`].
     pub async fn open(name: &str, size: (u32, u32)) -> Self {
         static OPENED: AtomicUsize = AtomicUsize::new(0);
+        static PERMITS: Semaphore = Semaphore::const_new(BROWSERS_MAX);
+        let permit = PERMITS.acquire().await.expect("it is never closed");
         let driver = driver().await;
         // The same test may be running against another runtime.
         let profile = format!("{name}-{}", OPENED.fetch_add(1, Ordering::Relaxed));
@@ -126,17 +133,18 @@ impl Browser {
             "goog:chromeOptions": {"binary": driver.directory.join("chromium"), "args": flags},
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }}});
-        let client = client();
-        let reply =
-            client.call(Method::POST, &format!("{}/session", driver.url), "", &wanted).await.expect(200);
+        let client = client_waiting(COMMAND_MAX);
+        let sessions = format!("http://{}/session", driver.address);
+        let reply = client.call(Method::POST, &sessions, "", &wanted).await.expect(200);
         let id = reply.json()["value"]["sessionId"].as_str().unwrap().to_owned();
-        let browser = Self { client, session: format!("{}/session/{id}", driver.url) };
+        let browser =
+            Self { client, driver: driver.address, session: format!("/session/{id}"), _permit: permit };
         browser.resize(size).await;
         browser
     }
 
     async fn call(&self, path: &str, body: Value) -> Value {
-        let url = format!("{}/{path}", self.session);
+        let url = format!("http://{}{}/{path}", self.driver, self.session);
         self.client.call(Method::POST, &url, "", &body).await.expect(200).json()["value"].take()
     }
 
@@ -257,7 +265,27 @@ impl Browser {
         assert!(asked.iter().any(|url| url.ends_with("/page.js")), "the log has its requests: {asked:?}");
         let others: Vec<_> = asked.iter().filter(|url| !url.starts_with(&origin)).collect();
         assert_eq!(others, Vec::<&String>::new(), "requests to others than {origin}");
-        let _ = self.client.call(Method::DELETE, &self.session, "", &Value::Null).await;
+    }
+
+    fn end_session(&self) -> io::Result<()> {
+        let mut driver = TcpStream::connect(self.driver)?;
+        driver.set_read_timeout(Some(SOON))?;
+        write!(
+            driver,
+            "DELETE {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+            self.session, self.driver
+        )?;
+        // The head of the answer: then it has ended.
+        driver.read(&mut [0]).map(drop)
+    }
+}
+
+impl Drop for Browser {
+    /// A browser that a failed test left open would go on drawing, and take its time from all others.
+    fn drop(&mut self) {
+        if let Err(error) = self.end_session() {
+            eprintln!("the browser of {} is still open: {error}", self.session);
+        }
     }
 }
 

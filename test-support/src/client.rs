@@ -42,11 +42,16 @@ pub struct Client {
 
 /// A client of its own, so that no test waits for another one's connections.
 pub fn client() -> Client {
+    client_waiting(WAIT)
+}
+
+/// The same, for a server whose answers may take that long.
+pub(crate) fn client_waiting(longest: Duration) -> Client {
     static DESCRIPTORS: Once = Once::new();
     DESCRIPTORS.call_once(|| {
         let _ = rlimit::increase_nofile_limit(u64::MAX);
     });
-    let client = reqwest::Client::builder().no_proxy().timeout(WAIT).pool_idle_timeout(IDLE_MAX);
+    let client = reqwest::Client::builder().no_proxy().timeout(longest).pool_idle_timeout(IDLE_MAX);
     let http = client.tls_backend_preconfigured(trusting_none()).build().expect("an HTTP client");
     Client { http, repeats: true }
 }
