@@ -21,7 +21,10 @@ impl Engine {
     /// # Errors
     /// When it was not decided, or when that is unknown: the same claim may be sent again.
     pub async fn claim(&self, request: &ClaimRequest, attempt: Attempt) -> Result<Decision, EngineError> {
-        let handle = self.handle(&request.campaign_id).await?;
+        let mut handle = self.handle(&request.campaign_id).await?;
+        if handle.campaign().evicted.is_some() {
+            handle = Box::pin(self.as_sql_has_it(&request.campaign_id)).await?;
+        }
         let campaign = handle.campaign();
         match evicted_answers::evicted(&campaign)? {
             None => Ok(self.batcher.claim(&handle, request, attempt).await?),
@@ -39,7 +42,10 @@ impl Engine {
     /// # Errors
     /// [`EngineError::ClaimNotFound`], or when a store does not answer.
     pub async fn look_up(&self, id: ClaimId) -> Result<Claim, EngineError> {
-        let handle = self.handle_of_claim(&id).await?;
+        let mut handle = self.handle_of_claim(&id).await?;
+        if handle.campaign().evicted.is_some() {
+            handle = self.as_sql_has_it(&id.campaign).await?;
+        }
         let (_, record) = self.read(&handle, Some(&id)).await?;
         match (record, self.sync.sql.claim(&id).await?) {
             (Some(record), row) => {
@@ -127,6 +133,12 @@ impl Engine {
                 Err(SyncError::not_ready(NotReadyReason::ClaimMissing).into())
             }
         }
+    }
+
+    /// The handle of a campaign, as SQL has it now. One that was evicted when this core last read it may have been loaded again by
+    /// another core, which has granted claims since.
+    pub(super) async fn as_sql_has_it(&self, id: &CampaignId) -> Result<Arc<CampaignHandle>, EngineError> {
+        Ok(self.registry.update(self.campaign(id).await?))
     }
 
     /// The campaign's counters, and the claim `id` where Redis has it.

@@ -42,12 +42,10 @@ impl Engine {
     ) -> Result<UserClaims, EngineError> {
         let handle = self.handle(id).await?;
         if handle.campaign().evicted.is_some() {
-            // Another core may have loaded it since this one last read it, and granted a claim.
-            let campaign = self.campaign(id).await?;
+            let campaign = self.as_sql_has_it(id).await?.campaign();
             if let Some(evicted) = evicted_answers::evicted(&campaign)? {
                 return self.claims_of_evicted(&campaign, evicted, user, page).await;
             }
-            self.registry.update(campaign);
         }
         // SQL is asked after Redis: what the outbox does not hold any more is in SQL by then.
         let reply = self.sync.user(&handle, user).await?;
