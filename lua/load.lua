@@ -36,9 +36,11 @@ end
 local steps = {
   begin = function()
     local layout, register_id = parse_identity(ARGV[1])
+    local additions = redis.call('HGET', campaign_key, 'additions')
     redis.call('UNLINK', unpack(KEYS))
     redis.call('HSET', campaign_key, 'layout', layout, 'epoch', epoch, 'token', token, 'register_id', register_id,
       'phase', 'loading')
+    if additions then redis.call('HSET', campaign_key, 'additions', additions) end
     redis.call('HSET', users_key, STATE, epoch)
     redis.call('HSET', claims_key, SENTINEL, epoch)
     redis.call('ZADD', holds_key, '-' .. epoch, SENTINEL)

@@ -2,7 +2,7 @@
 
 use claimgate_shared::campaign::AdminState;
 use claimgate_shared::problem::parse_json;
-use claimgate_shared::{Code, IdempotencyKey, Limits, Problem};
+use claimgate_shared::{Code, IdempotencyKey, Limits, Problem, Version};
 use serde::Deserialize;
 
 use super::campaign::Campaign;
@@ -49,6 +49,33 @@ impl Addition {
     pub(crate) fn key_reused() -> Problem {
         let detail = "this idempotency key has added another number of units";
         Problem::new(Code::IdempotencyKeyReused, detail)
+    }
+}
+
+/// Units that were added to the campaign's total, as Redis has heard of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AppliedAddition {
+    /// The idempotency key of the addition.
+    pub idempotency_key: String,
+    /// The units that were added.
+    pub units: i64,
+    /// The version that the addition made.
+    pub version: Version,
+}
+
+impl AppliedAddition {
+    /// Reads the lines that `set_rules.lua` keeps in Redis; `None` for anything else.
+    pub(crate) fn read_all(lines: &str) -> Option<Vec<Self>> {
+        let read = |line: &str| {
+            let mut parts = line.split(' ');
+            let (idempotency_key, units, version) = (parts.next()?, parts.next()?, parts.next()?);
+            Some(Self {
+                idempotency_key: idempotency_key.to_owned(),
+                units: units.parse().ok()?,
+                version: Version::new(version.parse().ok()?),
+            })
+        };
+        lines.lines().map(read).collect()
     }
 }
 

@@ -55,6 +55,29 @@ pub struct Campaign {
     pub unfinished_import: Option<String>,
 }
 
+/// The rules that Redis decides by: all of a campaign's but its name and its time zone, which never changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AppliedRules {
+    /// Whether an admin has paused or ended the campaign.
+    pub admin_state: AdminState,
+    /// The time in which claims are granted.
+    pub window: Window,
+    /// How much may be claimed.
+    pub limits: Limits,
+    /// For how long a claim is held; `None` grants at once.
+    pub hold_seconds: Option<NonZeroU32>,
+    /// The version of these rules.
+    pub version: Version,
+}
+
+impl AppliedRules {
+    /// `campaign` by these rules.
+    pub fn of(&self, campaign: &Campaign) -> Campaign {
+        let Self { admin_state, window, limits, hold_seconds, version } = *self;
+        Campaign { window, limits, hold_seconds, admin_state, version, ..campaign.clone() }
+    }
+}
+
 /// Tells a campaign from all others of the same name: drawn at its creation, kept in its row and in its keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisterId(String);
@@ -140,6 +163,11 @@ impl Campaign {
                 self.window.ends_at().filter(|end| *end <= now).map(|end| end.max(self.changed_at))
             }
         }
+    }
+
+    /// Whether claims on `other` are decided by the same rules.
+    pub fn decides_as(&self, other: &Self) -> bool {
+        self.same_rules(other) && self.admin_state == other.admin_state
     }
 
     /// Whether `other` has the same rules: name, window, zone, limits and hold.

@@ -33,6 +33,8 @@ pub enum NotReadyReason {
     Damaged,
     /// Past claims are being imported, or their import broke off.
     Importing,
+    /// SQL has lost its last changes of it, which are being written again.
+    Forgotten,
 }
 
 impl NotReadyReason {
@@ -72,6 +74,7 @@ impl fmt::Display for NotReadyReason {
             Self::LoadingElsewhere => "another core is loading it",
             Self::Damaged => "its keys do not look as they should",
             Self::Importing => "an import is unfinished",
+            Self::Forgotten => "SQL has lost its last changes, which are being written again",
             Self::ClaimMissing => "a claim that SQL holds is missing in Redis",
         })
     }

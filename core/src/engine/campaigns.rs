@@ -13,6 +13,8 @@ use super::{Engine, EngineError, evicted_answers};
 use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::campaign_change::CampaignPatch;
+use crate::domain::not_ready::NotReadyReason;
+use crate::store::redis::calls::RulesReply;
 use crate::store::redis::keys::Keys;
 use crate::store::redis::replies::Counters;
 use crate::store::sql::{Added, AuditEntry, Change, Changed};
@@ -212,7 +214,7 @@ impl Engine {
         who: &str,
         now: Timestamp,
     ) -> Result<(), EngineError> {
-        let before = self.campaign(id).await?;
+        let before = self.campaign_to_change(id).await?;
         if before.version != patch.version {
             return Err(EngineError::VersionConflict(before.version));
         }
@@ -224,7 +226,7 @@ impl Engine {
             let change = Change { who, what: "update", at: now };
             written(self.sync.sql.change(before.version, &after, change).await?, change)?
         };
-        self.apply(changed).await
+        self.apply(changed, None).await
     }
 
     /// Pauses, resumes or ends a campaign. A campaign that is in that state already is no error.
@@ -237,8 +239,9 @@ impl Engine {
         admin_state: AdminState,
         change: Change<'_>,
     ) -> Result<(), EngineError> {
-        let changed = self.sync.sql.set_admin_state(id, admin_state, change).await?;
-        self.apply(written(changed, change)?).await
+        let least = self.campaign_to_change(id).await?.version;
+        let changed = self.sync.sql.set_admin_state(id, least, admin_state, change).await?;
+        self.apply(written(changed, change)?, None).await
     }
 
     /// Adds units to a campaign's total, from the next decision on, once for each key; a key of before finds it added.
@@ -252,7 +255,9 @@ impl Engine {
         addition: &Addition,
         change: Change<'_>,
     ) -> Result<AddedUnits, EngineError> {
-        let added = self.sync.sql.add(id, addition, change).await?.ok_or(EngineError::CampaignNotFound)?;
+        let least = self.campaign_to_change(id).await?.version;
+        let added =
+            self.sync.sql.add(id, least, addition, change).await?.ok_or(EngineError::CampaignNotFound)?;
         let (campaign, units) = match added {
             Added::Done(campaign) => {
                 log_change(&campaign, change);
@@ -260,51 +265,103 @@ impl Engine {
             }
             Added::Replayed(campaign) => (campaign, AddedUnits::Before),
             Added::Refused(problem) => return Err(EngineError::Invalid(problem)),
+            Added::Forgotten => return Err(SyncError::not_ready(NotReadyReason::Forgotten).into()),
         };
         // Also for a key of before: the core that added the units may not have come as far.
-        self.apply(campaign).await?;
+        self.apply(campaign, Some(addition)).await?;
         Ok(units)
     }
 
-    /// Puts the rules of `changed`, as SQL has them, into force in Redis.
+    /// The campaign as SQL has it, once SQL has all that Redis and this core know of it: a change that is made on top of less
+    /// would get a version that was given before.
+    ///
+    /// # Errors
+    /// When there is none, or a store does not answer. While Redis does not, it is what SQL has.
+    async fn campaign_to_change(&self, id: &CampaignId) -> Result<Campaign, EngineError> {
+        let handle = self.handle(id).await?;
+        if self.recovery.sql_has_forgotten(&handle).await? {
+            handle.suspect_sql();
+            self.recovery.maintain(&handle).await?;
+            // Another core may be at it.
+            if self.recovery.sql_has_forgotten(&handle).await? {
+                return Err(SyncError::not_ready(NotReadyReason::Forgotten).into());
+            }
+        }
+        self.campaign(id).await
+    }
+
+    /// Puts the rules of `changed`, as SQL has them, into force in Redis; `addition` has made them, if it is given.
     ///
     /// # Errors
     /// [`EngineError::NotInForce`] when they may not be in force yet: they will be, as soon as Redis can take them.
-    async fn apply(&self, changed: Campaign) -> Result<(), EngineError> {
-        let handle = self.registry.update(changed);
-        self.bring_into_force(&handle).await.map_err(|error| EngineError::NotInForce(Box::new(error)))
+    async fn apply(&self, changed: Campaign, addition: Option<&Addition>) -> Result<(), EngineError> {
+        let handle = self.registry.update(changed.clone());
+        let known = handle.campaign();
+        // A version that SQL has lost and given again: this core knows the rules of before by it.
+        let applied = if known.version == changed.version && !known.decides_as(&changed) {
+            Err(Self::forgotten(&handle).into())
+        } else {
+            self.bring_into_force(&handle, addition).await
+        };
+        applied.map_err(|error| EngineError::NotInForce(Box::new(error)))
     }
 
     /// Applies the campaign's rules in Redis, once it is loaded there.
-    async fn bring_into_force(&self, handle: &CampaignHandle) -> Result<(), EngineError> {
+    async fn bring_into_force(
+        &self,
+        handle: &CampaignHandle,
+        addition: Option<&Addition>,
+    ) -> Result<(), EngineError> {
         // An ended campaign that was evicted stays so: there are no rules to apply.
         if handle.campaign().evicted.is_some() {
             return Ok(());
         }
-        match self.put_into_force(handle).await {
+        match self.put_into_force(handle, addition).await {
             // One that was evicted and can be claimed from again is loaded first.
-            Err(error) if error.not_ready_reason().is_some() => {
+            Err(error) if error.not_ready_reason().is_some_and(|why| why != NotReadyReason::Forgotten) => {
                 if let Err(reason) = self.recovery.ensure_ready(handle).await {
                     // The maintenance logs it, and goes on with it.
                     tracing::debug!(error = %reason, campaign = %handle.campaign().id, "not in force yet");
                     return Err(error.into());
                 }
-                Ok(self.put_into_force(handle).await?)
+                Ok(self.put_into_force(handle, addition).await?)
             }
             result => Ok(result?),
         }
     }
 
-    /// Applies the campaign's rules in Redis, and invalidates what is cached of it.
+    /// Applies the campaign's rules in Redis, which `addition` has made if it is given, and invalidates what is cached of it.
     ///
     /// # Errors
-    /// When the rules may not have been applied.
-    pub async fn put_into_force(&self, handle: &CampaignHandle) -> Result<(), SyncError> {
-        let campaign = handle.campaign();
-        self.sync.set_rules(handle, &campaign).await?;
+    /// When the rules may not have been applied. [`NotReadyReason::Forgotten`] when Redis holds others that SQL has lost.
+    pub async fn put_into_force(
+        &self,
+        handle: &CampaignHandle,
+        addition: Option<&Addition>,
+    ) -> Result<(), SyncError> {
+        let mut campaign = handle.campaign();
+        let mut reply = self.sync.set_rules(handle, &campaign, addition).await?;
+        if reply != RulesReply::Applied
+            && let Some(now) = self.sync.sql.campaign(&campaign.id).await?
+        {
+            // Another core may have changed them since; whatever Redis has, SQL had before.
+            campaign = self.registry.update(now.clone()).campaign();
+            if campaign.version > now.version {
+                return Err(Self::forgotten(handle));
+            }
+            reply = self.sync.set_rules(handle, &campaign, addition).await?;
+        }
+        if reply != RulesReply::Applied {
+            return Err(Self::forgotten(handle));
+        }
         self.batcher.invalidate(&campaign.id);
         handle.mark_rules_applied(campaign.version);
         Ok(())
+    }
+
+    fn forgotten(handle: &CampaignHandle) -> SyncError {
+        handle.suspect_sql();
+        SyncError::not_ready(NotReadyReason::Forgotten)
     }
 
     fn reconciler(&self) -> Reconciler<'_> {
@@ -346,6 +403,7 @@ fn written(changed: Option<Changed>, change: Change<'_>) -> Result<Campaign, Eng
         Some(Changed::Conflict(now)) => Err(EngineError::VersionConflict(now.version)),
         Some(Changed::ImportUnfinished) => Err(EngineError::ImportUnfinished),
         Some(Changed::Ended) => Err(EngineError::CampaignEnded),
+        Some(Changed::Forgotten) => Err(SyncError::not_ready(NotReadyReason::Forgotten).into()),
         None => Err(EngineError::CampaignNotFound),
     }
 }

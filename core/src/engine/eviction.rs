@@ -54,13 +54,14 @@ impl Recovery {
         }
         // From here on it is not ready: if this stops halfway, the recovery finds the campaign and loads it.
         let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(()) };
+        let Some(drawn) = self.restore_rules(handle, drawn, &suspended).await? else { return Ok(()) };
         if !self.is_long_over(&drawn, counters.now) {
             return Ok(());
         }
-        self.secure(handle, &drawn, suspended).await?;
+        self.secure(handle, &drawn, &suspended).await?;
         let totals = self.sync.sql.totals(&drawn.id).await?;
         let evicted = Evicted { taken: totals.taken, sequence: totals.sequence.max(counters.sequence) };
-        let epoch = suspended.epoch.max(drawn.epoch).next();
+        let epoch = suspended.epoch.max(drawn.epoch).max(handle.campaign().epoch).next();
         // If its rules were changed since the token was drawn, it may be claimed from again.
         let Some(campaign) = self.sync.sql.evict(&drawn, epoch, evicted, clock::now()).await? else {
             return Ok(());

@@ -18,7 +18,7 @@ use crate::domain::claim_record::ClaimRecord;
 use crate::domain::utc_offsets::day_text;
 use crate::redis_address::RedisAddress;
 use crate::store::redis::keys::Keys;
-use crate::store::redis::loader::LoadError;
+use crate::store::redis::replies::SuspendReply;
 use crate::store::redis::{KeysOwner, RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
 
@@ -83,10 +83,10 @@ pub async fn export_and_drop(
     let mut out = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
     let ours = KeysOwner { token: between_tokens(&owner.token), suspended: true, ..owner };
     match redis.suspend(&keys, &ours.register_id, &ours.token).await {
-        Ok(_) => {}
-        Err(LoadError::Late) => return Err(ForeignError::Served(id.clone())),
-        Err(LoadError::Redis(RedisStoreError::NotReady(_))) => return Err(ForeignError::Layout),
-        Err(LoadError::Redis(error)) => return Err(error.into()),
+        Ok(SuspendReply::Done(_)) => {}
+        Ok(SuspendReply::Late(_)) => return Err(ForeignError::Served(id.clone())),
+        Err(RedisStoreError::NotReady(_)) => return Err(ForeignError::Layout),
+        Err(error) => return Err(error.into()),
     }
     let (text, claims) = csv_of(&redis, &keys, id).await?;
     out.write_all(&text)?;

@@ -43,6 +43,8 @@ pub struct CampaignHandle {
     in_maintenance: AtomicBool,
     /// Whether the maintenance has been told that a caller has asked for the campaign while it was not ready.
     asked_for: AtomicBool,
+    /// Whether SQL seems to have lost what it once had of the campaign.
+    sql_suspected: AtomicBool,
     /// Whether the relay has been notified of outbox entries that it has not begun to read yet.
     outbox_told: AtomicBool,
     /// Whether the relay should also take over entries that a core has read and not acknowledged before it went away.
@@ -88,6 +90,7 @@ impl CampaignHandle {
             sold_out_log: Mutex::default(),
             in_maintenance: AtomicBool::new(false),
             asked_for: AtomicBool::new(false),
+            sql_suspected: AtomicBool::new(false),
             outbox_told: AtomicBool::new(false),
             leftovers: AtomicBool::new(false),
             hold_due_ms: AtomicU64::new(u64::MAX),
@@ -126,6 +129,28 @@ impl CampaignHandle {
         if !self.is_ready() && !self.asked_for.swap(true, Ordering::AcqRel) {
             self.notices.asked_for.put(self.campaign().id.clone());
         }
+    }
+
+    /// Has the maintenance check whether SQL has lost what it once had of the campaign.
+    pub fn suspect_sql(&self) {
+        self.sql_suspected.store(true, Ordering::Release);
+        self.needs_maintenance();
+    }
+
+    /// Whether SQL seems to have lost what it once had of the campaign.
+    pub fn suspects_sql(&self) -> bool {
+        self.sql_suspected.load(Ordering::Acquire)
+    }
+
+    /// Records that SQL has all of it.
+    pub fn clear_suspicion(&self) {
+        self.sql_suspected.store(false, Ordering::Release);
+    }
+
+    /// Whether SQL, which has `row` of the campaign, or none, has lost what this core has read there before.
+    pub fn is_ahead_of(&self, row: Option<&Campaign>) -> bool {
+        let known = self.campaign();
+        row.is_none_or(|row| row.epoch < known.epoch || row.version < known.version)
     }
 
     /// Has what SQL holds of the campaign compared, which goes on as it was in Redis.

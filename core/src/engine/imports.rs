@@ -132,7 +132,9 @@ impl Recovery {
         let Some((drawn, suspended)) = self.suspend(handle).await? else {
             return Err(EngineError::LoadingElsewhere);
         };
-        self.secure(handle, &drawn, suspended).await?;
+        let drawn =
+            self.restore_rules(handle, drawn, &suspended).await?.ok_or(EngineError::LoadingElsewhere)?;
+        self.secure(handle, &drawn, &suspended).await?;
         let found = self.sync.sql.campaign(&drawn.id).await?;
         // Under another token another core has loaded it since.
         let found = found.filter(|found| found.token == drawn.token && found.evicted.is_none());
@@ -142,7 +144,7 @@ impl Recovery {
         if suspended.epoch >= found.epoch {
             known = known.max(suspended.high_water_mark);
         }
-        let epoch = suspended.epoch.max(found.epoch);
+        let epoch = suspended.epoch.max(found.epoch).max(handle.campaign().epoch);
         Ok((found, epoch, known.sequence))
     }
 

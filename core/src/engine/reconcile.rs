@@ -11,6 +11,7 @@ use super::sync::{CampaignSync, SyncError};
 use crate::clock;
 use crate::domain::not_ready::NotReadyReason;
 use crate::store::redis::HoldState;
+use crate::store::redis::calls::RulesReply;
 use crate::store::redis::outbox::OutboxState;
 use crate::store::redis::replies::Counters;
 use crate::store::sql::Totals;
@@ -101,8 +102,8 @@ pub struct OutboxSide {
 /// One thing that differs.
 #[derive(Debug, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Difference {
-    /// `not_ready`, `taken`, `users`, `sequence`, `version`, `holds`, `stranded_holds`, `backlog`, `outbox_lag` or
-    /// `dead_letters`.
+    /// `not_ready`, `taken`, `users`, `sequence`, `version`, `rules`, `lost_events`, `holds`, `stranded_holds`, `backlog`,
+    /// `outbox_lag` or `dead_letters`.
     pub name: String,
     /// In words, with both numbers.
     pub detail: String,
@@ -123,6 +124,10 @@ struct Sides {
     totals: Totals,
     outbox: OutboxState,
     version: Version,
+    /// Whether Redis decides by other rules of the same version.
+    rules_differ: bool,
+    /// Events that SQL lacks though they have left the outbox, at least.
+    lost_events: u64,
 }
 
 impl Reconciler<'_> {
@@ -165,16 +170,18 @@ impl Reconciler<'_> {
         let before = self.compare(handle).await?;
         let has = |name: &str| before.differences.iter().any(|difference| difference.name == name);
         let mut repairs = Vec::new();
-        if has("version") {
-            self.sync.set_rules(handle, &handle.campaign()).await?;
+        if has("version") && self.apply_newer_rules(handle).await? {
             repairs.push("applied the database's version of the rules".to_owned());
         }
         if has("stranded_holds") {
             self.sync.sweep(handle).await?;
             repairs.push("gave back the holds that were due".to_owned());
         }
-        // SQL holds everything that was relayed, and loading relays the rest first: nothing is lost by it.
-        if ["not_ready", "taken", "users", "sequence", "holds", "backlog"].into_iter().any(has) {
+        // SQL holds everything that was relayed, and loading relays the rest first, and writes again what SQL has lost:
+        // nothing is lost by it.
+        let loads = ["not_ready", "taken", "users", "sequence", "holds", "backlog", "lost_events", "rules"];
+        let rules_are_lost = has("version") && repairs.is_empty();
+        if rules_are_lost || loads.into_iter().any(has) {
             repairs.push(match self.recovery.recover(handle, true).await? {
                 Recovered::Loaded(claims) => format!("loaded {claims} claims from SQL under a new epoch"),
                 Recovered::Ready | Recovered::Adopted => "nothing to load".to_owned(),
@@ -184,11 +191,28 @@ impl Reconciler<'_> {
         Ok(Reconciliation { repairs, ..self.compare(handle).await? })
     }
 
+    /// Puts the rules into force that SQL has, if they are newer than those in Redis. Returns whether they are in force.
+    async fn apply_newer_rules(&self, handle: &CampaignHandle) -> Result<bool, RecoveryError> {
+        let Some(row) = self.sync.sql.campaign(&handle.campaign().id).await? else { return Ok(false) };
+        Ok(self.sync.set_rules(handle, &row, None).await? == RulesReply::Applied)
+    }
+
+    /// How many events of a campaign SQL has lost at least: of those that are in the outbox some may be there already.
+    async fn lost_events(&self, handle: &CampaignHandle) -> Result<u64, RecoveryError> {
+        let campaign = handle.campaign();
+        let looks = self.sync.redis.survey(&[handle.target(&campaign)]).await?;
+        let Some(look) = looks.into_iter().flatten().next().filter(|look| look.ready) else { return Ok(0) };
+        // Asked after Redis, SQL can only have come further.
+        let totals = self.sync.sql.totals(&campaign.id).await?;
+        Ok(look.revisions.saturating_sub(look.backlog + totals.revisions))
+    }
+
     /// Both sides at one moment: when the counters moved meanwhile, once more, a few times.
     async fn look(&self, handle: &CampaignHandle) -> Result<Sides, RecoveryError> {
         const TRIES: usize = 5;
         let id = &handle.campaign().id;
-        let version = self.sync.sql.campaign(id).await?.map(|campaign| campaign.version).unwrap_or_default();
+        let row = self.sync.sql.campaign(id).await?;
+        let version = row.as_ref().map(|campaign| campaign.version).unwrap_or_default();
         if handle.campaign().evicted.is_some() {
             let totals = self.sync.sql.totals(id).await?;
             let importing = handle.campaign().unfinished_import.is_some();
@@ -198,8 +222,14 @@ impl Reconciler<'_> {
                 totals,
                 outbox: OutboxState::default(),
                 version,
+                rules_differ: false,
+                lost_events: 0,
             });
         }
+        let state = self.sync.redis.campaign_state(&handle.keys).await?;
+        let applied = state.and_then(|state| state.rules).filter(|rules| rules.version == version);
+        let rules_differ = applied.zip(row).is_some_and(|(rules, row)| rules.of(&row) != row);
+        let lost_events = self.lost_events(handle).await?;
         let mut round = 0;
         loop {
             round += 1;
@@ -222,10 +252,22 @@ impl Reconciler<'_> {
                         totals,
                         outbox,
                         version,
+                        rules_differ,
+                        lost_events,
                     });
                 }
                 (Err(why), _) | (_, Err(why)) => {
-                    return Ok(Sides { counters: None, why_not: Some(why), totals, outbox, version });
+                    let counters = None;
+                    let why_not = Some(why);
+                    return Ok(Sides {
+                        counters,
+                        why_not,
+                        totals,
+                        outbox,
+                        version,
+                        rules_differ,
+                        lost_events,
+                    });
                 }
                 _ => {}
             }
@@ -291,6 +333,12 @@ impl Sides {
                 "version",
                 format!("Redis decides by version {}, SQL holds {}", redis.version, self.version),
             );
+        }
+        if self.rules_differ {
+            differs("rules", format!("Redis decides by other rules of version {}", self.version));
+        }
+        if self.lost_events > 0 {
+            differs("lost_events", format!("SQL lacks {} events that it once had", self.lost_events));
         }
         if holds.stranded > 0 {
             differs("stranded_holds", format!("{} holds are due and not given back", holds.stranded));

@@ -7,7 +7,7 @@ use super::handle::CampaignHandle;
 use super::sync::{CampaignSync, SyncError};
 use crate::clock;
 use crate::domain::not_ready::NotReadyReason;
-use crate::store::redis::calls::{CampaignCall, SetRules};
+use crate::store::redis::calls::{CampaignCall, RulesReply, SetRules};
 use crate::store::redis::replies::Ready;
 use crate::store::redis::{RedisStoreError, Session};
 
@@ -80,11 +80,13 @@ impl CampaignSync {
         }
         let campaign = handle.campaign();
         let target = handle.target(&campaign);
-        let rules = SetRules { campaign: &campaign, now: clock::now() };
+        let rules = SetRules { campaign: &campaign, addition: None, now: clock::now() };
         match self.redis.call(session, &target, &rules).await {
             // Without memory nothing is granted either; the relay still has to find its campaigns.
             Err(RedisStoreError::OutOfMemory(_)) => return Ok(()),
-            Ok(Ok(())) => handle.mark_rules_applied(campaign.version),
+            Ok(Ok(RulesReply::Applied)) => handle.mark_rules_applied(campaign.version),
+            // Another core has changed them since SQL was asked, or SQL has lost them.
+            Ok(Ok(RulesReply::Newer | RulesReply::Differs)) => handle.suspect_sql(),
             // The call that follows is told so, too.
             Ok(Err(reason)) => handle.mark_not_ready(reason),
             Err(error) => return Err(error.into()),

@@ -28,8 +28,8 @@ use crate::step;
 use crate::store::redis::RedisStoreError;
 use crate::store::redis::lease::{LeaseError, LeaseHolder};
 use crate::store::redis::loader::{LoadError, Loader};
-use crate::store::redis::replies::Suspended;
-use crate::store::sql::{History, LoadCursor, OutboxWriteError, SqlError};
+use crate::store::redis::replies::{SuspendReply, Suspended};
+use crate::store::sql::{EntryOrder, History, LoadCursor, OutboxWriteError, SqlError};
 
 /// Lease TTL; a crashed loader blocks others this long.
 pub(super) const LEASE: Duration = Duration::from_secs(5);
@@ -133,6 +133,11 @@ impl Recovery {
     /// # Errors
     /// When a store does not answer, and when the keys are of another layout or register: these it leaves as they are.
     pub async fn maintain(&self, handle: &CampaignHandle) -> Result<Recovered, RecoveryError> {
+        if handle.suspects_sql()
+            && let Some(recovered) = self.recover_forgotten(handle).await?
+        {
+            return Ok(recovered);
+        }
         if handle.campaign().evicted.is_some() {
             return Ok(Recovered::Ready);
         }
@@ -159,6 +164,46 @@ impl Recovery {
         } else {
             Ok(self.sync.sweep(handle).await?)
         }
+    }
+
+    /// Where SQL has lost what it once had of the campaign, loads it anew, which writes again what Redis and this core know;
+    /// `None` when it has lost nothing.
+    async fn recover_forgotten(&self, handle: &CampaignHandle) -> Result<Option<Recovered>, RecoveryError> {
+        if !self.sql_has_forgotten(handle).await? {
+            handle.clear_suspicion();
+            return Ok(None);
+        }
+        tracing::error!(campaign = %handle.campaign().id, "SQL has lost its last changes: they are written again");
+        let recovered = self.recover(handle, true).await?;
+        if recovered != Recovered::Elsewhere {
+            handle.clear_suspicion();
+        }
+        Ok(Some(recovered))
+    }
+
+    /// Whether SQL has lost what it once had of the campaign: its row, an epoch, a version of the rules, or events that were
+    /// taken off the outbox since SQL had them. Rows that were deleted by hand show in none of these.
+    pub(super) async fn sql_has_forgotten(&self, handle: &CampaignHandle) -> Result<bool, RecoveryError> {
+        let known = handle.campaign();
+        let counters = match known.evicted {
+            Some(_) => None,
+            None => self.sync.read(handle, None).await.ok().map(|(counters, _)| counters),
+        };
+        // Asked after Redis: whatever Redis has, SQL had by then.
+        let row = self.sync.sql.campaign(&known.id).await?;
+        if handle.is_ahead_of(row.as_ref()) {
+            return Ok(true);
+        }
+        let (Some(counters), Some(row)) = (counters, row) else { return Ok(false) };
+        let relayed = counters.events.saturating_sub(counters.backlog);
+        if counters.version > row.version || row.epoch == known.epoch && relayed > row.high_water_mark.events
+        {
+            return Ok(true);
+        }
+        // A version that was lost may have been given again.
+        let state = self.sync.redis.campaign_state(&handle.keys).await?;
+        let rules = state.and_then(|state| state.rules).filter(|rules| rules.version == row.version);
+        Ok(rules.is_some_and(|rules| rules.of(&row) != row))
     }
 
     /// A lease holder for one piece of work: two tasks of this core must not take each other's lease for their own.
@@ -193,9 +238,15 @@ impl Recovery {
         handle: &CampaignHandle,
         anyway: bool,
     ) -> Result<Recovered, RecoveryError> {
-        let Some(campaign) = self.sync.sql.campaign(&handle.campaign().id).await? else {
-            return Ok(Recovered::Ready);
-        };
+        let mut campaign = self.campaign_or_restored(handle).await?;
+        let known = handle.campaign();
+        if campaign.evicted.is_some() && known.evicted.is_none() && handle.is_ahead_of(Some(&campaign)) {
+            // SQL has lost that it was reopened.
+            let Some(reopened) = self.sync.sql.restore(&campaign, &known, &[], clock::now()).await? else {
+                return Ok(Recovered::Elsewhere);
+            };
+            campaign = reopened;
+        }
         self.registry.update(campaign.clone());
         if campaign.evicted.is_some() {
             return Ok(Recovered::Ready);
@@ -214,9 +265,19 @@ impl Recovery {
             },
         };
         let started = Instant::now();
-        let Some((drawn, suspended)) = self.suspend(handle).await? else { return Ok(Recovered::Ready) };
+        let Some((drawn, suspended)) = self.suspend(handle).await? else {
+            // Evicted meanwhile, or lost.
+            if self.sync.sql.campaign(&campaign.id).await?.is_some() {
+                return Ok(Recovered::Ready);
+            }
+            handle.suspect_sql();
+            return Err(SyncError::not_ready(NotReadyReason::Forgotten).into());
+        };
+        let Some(drawn) = self.restore_rules(handle, drawn, &suspended).await? else {
+            return Ok(Recovered::Elsewhere);
+        };
         let relayed = self.relay_suspended(handle, suspended.epoch).await?;
-        if may_be_whole && let Some(adopted) = self.adopt(handle, &drawn, suspended, relayed).await? {
+        if may_be_whole && let Some(adopted) = self.adopt(handle, &drawn, &suspended, relayed).await? {
             let (epoch, seconds) = (adopted.epoch.get(), started.elapsed().as_secs_f64());
             tracing::info!(campaign = %adopted.id, epoch, relayed, seconds, "goes on as it is in Redis");
             metrics::adopted();
@@ -225,8 +286,9 @@ impl Recovery {
             return Ok(Recovered::Adopted);
         }
         let _turn = self.loads.acquire().await;
-        let rescued = self.rescue_lost(handle, &drawn, suspended).await?;
-        let epoch = suspended.epoch.max(drawn.epoch).next();
+        let rescued = self.rescue_lost(handle, &drawn, &suspended).await?;
+        // A core may know an epoch that SQL has lost.
+        let epoch = suspended.epoch.max(drawn.epoch).max(handle.campaign().epoch).next();
         let mut high_water_mark = handle.high_water_mark();
         // The counters of an older epoch say nothing about this one.
         if suspended.epoch >= drawn.epoch {
@@ -241,6 +303,41 @@ impl Recovery {
         metrics::loaded();
         self.goes_on(handle, campaign);
         Ok(Recovered::Loaded(claims))
+    }
+
+    /// The campaign as SQL has it; where SQL has lost its row, that is written again as this core knows it.
+    async fn campaign_or_restored(&self, handle: &CampaignHandle) -> Result<Campaign, RecoveryError> {
+        let known = handle.campaign();
+        let found = self.sync.sql.campaign(&known.id).await?;
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        tracing::error!(campaign = %known.id, "SQL has lost the campaign: its row is written again");
+        self.sync.sql.restore_row(&known, clock::now()).await?;
+        Ok(self.sync.sql.campaign(&known.id).await?.unwrap_or_else(|| (*known).clone()))
+    }
+
+    /// Writes rules to SQL that it has lost, as Redis decided by them before it was suspended, or as this core knows them.
+    /// Returns the campaign as SQL has it then; `None` when another token has been drawn since.
+    pub(super) async fn restore_rules(
+        &self,
+        handle: &CampaignHandle,
+        drawn: Campaign,
+        suspended: &Suspended,
+    ) -> Result<Option<Campaign>, RecoveryError> {
+        let known = handle.campaign();
+        let mut latest = drawn.clone();
+        if known.version > latest.version {
+            latest = Campaign { evicted: None, unfinished_import: None, ..(*known).clone() };
+        }
+        if let Some(rules) = suspended.rules.filter(|rules| rules.version > latest.version) {
+            latest = rules.of(&latest);
+        }
+        if latest.version == drawn.version {
+            return Ok(Some(drawn));
+        }
+        tracing::error!(campaign = %drawn.id, version = %latest.version, "SQL had lost the campaign's rules: they were written again");
+        Ok(self.sync.sql.restore(&drawn, &latest, &suspended.additions, clock::now()).await?)
     }
 
     /// Records that Redis decides on `campaign` again.
@@ -261,7 +358,7 @@ impl Recovery {
         &self,
         handle: &CampaignHandle,
         drawn: &Campaign,
-        suspended: Suspended,
+        suspended: &Suspended,
         relayed: u64,
     ) -> Result<Option<Campaign>, RecoveryError> {
         let (has, backlog) = (suspended.high_water_mark, suspended.backlog);
@@ -282,18 +379,28 @@ impl Recovery {
         &self,
         handle: &CampaignHandle,
     ) -> Result<Option<(Campaign, Suspended)>, RecoveryError> {
-        let Some(drawn) = self.sync.sql.draw_token(&handle.campaign().id).await? else { return Ok(None) };
+        let id = &handle.campaign().id;
+        let Some(mut drawn) = self.sync.sql.draw_token(id).await? else { return Ok(None) };
         handle.mark_not_ready(NotReadyReason::Suspended);
         metrics::suspended();
-        match self
-            .sync
-            .redis
-            .suspend(&handle.keys, drawn.register_id.as_str(), &drawn.token.to_string())
-            .await
-        {
-            Ok(suspended) => Ok(Some((drawn, suspended))),
-            Err(LoadError::Redis(RedisStoreError::NotReady(reason))) => Err(RecoveryError::not_ours(reason)),
-            Err(error) => Err(error.into()),
+        loop {
+            let token = drawn.token.to_string();
+            let reply = self.sync.redis.suspend(&handle.keys, drawn.register_id.as_str(), &token).await;
+            let again = match reply {
+                // SQL has lost that this token was drawn before: a loader may be at work under it.
+                Ok(SuspendReply::Done(suspended)) if suspended.previous_token == drawn.token => {
+                    self.sync.sql.draw_token(id).await?
+                }
+                Ok(SuspendReply::Done(suspended)) => return Ok(Some((drawn, suspended))),
+                // Either a loader that has begun later, or SQL has lost higher tokens.
+                Ok(SuspendReply::Late(redis)) => {
+                    Some(self.sync.sql.raise_token(id, redis).await?.ok_or(LoadError::Late)?)
+                }
+                Err(RedisStoreError::NotReady(reason)) => return Err(RecoveryError::not_ours(reason)),
+                Err(error) => return Err(error.into()),
+            };
+            let Some(again) = again else { return Ok(None) };
+            drawn = again;
         }
     }
 
@@ -303,7 +410,7 @@ impl Recovery {
         &self,
         handle: &CampaignHandle,
         drawn: &Campaign,
-        suspended: Suspended,
+        suspended: &Suspended,
     ) -> Result<(), RecoveryError> {
         self.relay_suspended(handle, suspended.epoch).await?;
         self.rescue_lost(handle, drawn, suspended).await?;
@@ -316,7 +423,7 @@ impl Recovery {
         &self,
         handle: &CampaignHandle,
         drawn: &Campaign,
-        suspended: Suspended,
+        suspended: &Suspended,
     ) -> Result<u64, RecoveryError> {
         // Keys of an older epoch were relayed before SQL raised the epoch.
         let Some(revisions) = suspended.revisions.filter(|_| suspended.epoch >= drawn.epoch) else {
@@ -344,7 +451,7 @@ impl Recovery {
     async fn rescue(
         &self,
         drawn: &Campaign,
-        suspended: Suspended,
+        suspended: &Suspended,
         mut lacking: Vec<(UserId, ClaimRecord)>,
     ) -> Result<u64, RecoveryError> {
         // Of claims that a scan has shown twice, one is enough. What was given back comes before what was granted in its
@@ -387,7 +494,7 @@ impl Recovery {
                 metrics::dead_letter();
             }
             if honest {
-                match self.sync.sql.write_entries(&[(campaign, &read.entries)]).await {
+                match self.sync.sql.write_entries(&[(campaign, &read.entries)], EntryOrder::Any).await {
                     Err(OutboxWriteError::Constraint(error)) => {
                         tracing::error!(%campaign, %error, "the database refuses claims; writing them one by one");
                         honest = false;

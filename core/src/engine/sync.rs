@@ -7,12 +7,13 @@ use claimgate_shared::{ClaimId, UserId};
 
 use super::handle::CampaignHandle;
 use crate::clock;
+use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::ClaimRecord;
 use crate::domain::claim_transition::ClaimTransition;
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
-use crate::store::redis::calls::{Claim, Read, ReadUser, SetRules, SoldOut, Transition};
+use crate::store::redis::calls::{Claim, Read, ReadUser, RulesReply, SetRules, SoldOut, Transition};
 use crate::store::redis::replies::{Counters, Decided, SoldOutReply, UserReply};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{SqlError, SqlStore};
@@ -135,12 +136,18 @@ impl CampaignSync {
         Ok(reply)
     }
 
-    /// Puts the rules of `campaign` into force, unless Redis holds newer ones.
+    /// Puts the rules of `campaign` into force, which `addition` made if it is given, unless Redis holds others of this
+    /// version or newer ones.
     ///
     /// # Errors
     /// When they may not be in force.
-    pub async fn set_rules(&self, handle: &CampaignHandle, campaign: &Campaign) -> Result<(), SyncError> {
-        self.call(handle, &SetRules { campaign, now: clock::now() }).await
+    pub async fn set_rules(
+        &self,
+        handle: &CampaignHandle,
+        campaign: &Campaign,
+        addition: Option<&Addition>,
+    ) -> Result<RulesReply, SyncError> {
+        self.call(handle, &SetRules { campaign, addition, now: clock::now() }).await
     }
 
     /// That nothing is left of the campaign, and for how long that is certain; `None` when there is, or when another rule

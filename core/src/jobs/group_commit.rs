@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, timeout};
 
 use crate::store::redis::outbox::OutboxBatch;
-use crate::store::sql::{Batch, OutboxWriteError, SqlStore};
+use crate::store::sql::{Batch, EntryOrder, OutboxWriteError, SqlStore};
 
 /// The longest a transaction may take.
 const COMMIT_MAX: Duration = Duration::from_secs(10);
@@ -35,7 +35,8 @@ pub enum CommitError {
 impl CommitError {
     /// Whether it may be one batch's fault: the others can be written without it.
     fn is_of_one_batch(&self) -> bool {
-        matches!(self, Self::Write(OutboxWriteError::Constraint(_) | OutboxWriteError::NoCampaign))
+        use OutboxWriteError::{Constraint, NoCampaign, OutOfOrder};
+        matches!(self, Self::Write(Constraint(_) | NoCampaign | OutOfOrder))
     }
 }
 
@@ -158,7 +159,7 @@ impl GroupCommit {
     }
 
     async fn transaction(&self, batches: &[Batch<'_>]) -> Result<(), CommitError> {
-        let written = timeout(COMMIT_MAX, self.sql.write_entries(batches)).await;
+        let written = timeout(COMMIT_MAX, self.sql.write_entries(batches, EntryOrder::Following)).await;
         Ok(written.map_err(|_| CommitError::Slow)??)
     }
 }

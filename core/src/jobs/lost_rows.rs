@@ -3,7 +3,8 @@
 //! Each time SQL has come back, every campaign's rows are summed up once and compared with what Redis has counted: each
 //! event raises one claim's revision by one, so the sums tell how much is missing. Where that could be hidden by events on
 //! their way to SQL, the campaign is compared again when none is. So are those of a campaign that goes on as it was on a
-//! promoted server. Nothing is repaired here: rows may be missing because an operator has deleted them.
+//! promoted server. An older copy of the database is repaired by the maintenance; rows that are missing beside that an operator
+//! may have deleted: these are only reported.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use claimgate_shared::CampaignId;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::domain::campaign::Campaign;
 use crate::engine::Engine;
 use crate::engine::handle::CampaignHandle;
 use crate::metrics;
@@ -104,9 +106,24 @@ async fn compare_one(engine: &Engine, due: &mut Due, look: Option<Look>) -> Resu
     if due.was_busy && look.backlog > 0 {
         return Ok(true);
     }
+    if is_older_copy(engine, &due.handle, &look).await? {
+        // The maintenance writes again what it lacks.
+        due.handle.suspect_sql();
+        return Ok(false);
+    }
     let lost = report_lost(engine, &due.handle.campaign().id, &look).await?;
     due.was_busy = lost == 0 && look.backlog > 0;
     Ok(due.was_busy)
+}
+
+/// Whether the database is an older copy, by the campaign's row: it lacks a version of the rules, or events that it once had.
+/// Rows that were deleted by hand do not show there.
+async fn is_older_copy(engine: &Engine, handle: &CampaignHandle, look: &Look) -> Result<bool, SqlError> {
+    // Asked after Redis, SQL can only have come further.
+    let row = engine.sync.sql.campaign(&handle.campaign().id).await?;
+    let relayed = look.events.saturating_sub(look.backlog);
+    let lacks = |row: &Campaign| row.version < look.version || row.high_water_mark.events < relayed;
+    Ok(handle.is_ahead_of(row.as_ref()) || row.as_ref().is_some_and(lacks))
 }
 
 /// Reports how many events of a campaign SQL has lost at least, and returns that: of those that wait for it some may be there

@@ -28,6 +28,7 @@ use crate::engine::handle::CampaignHandle;
 use crate::engine::recovery::{Recovery, RecoveryError};
 use crate::engine::registry::CampaignRegistry;
 use crate::metrics;
+use crate::step;
 use crate::store::redis::outbox::{ENTRIES_MAX, OutboxBatch, OutboxReader, Progress};
 use crate::store::redis::{RedisStore, RedisStoreError};
 use crate::store::sql::{OutboxWriteError, SqlStore};
@@ -51,6 +52,8 @@ const MANY: usize = 2048;
 const LAG_MAX: Duration = Duration::from_secs(5);
 /// How often a resting relay checks whether claims are still being decided.
 const LOOK_UP: Duration = Duration::from_millis(5);
+/// How long a batch waits for another core to commit those before it.
+const IN_ORDER_MAX: Duration = Duration::from_secs(1);
 /// The longest that closing the connections to SQL may take.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 const RETRY_MIN: Duration = Duration::from_millis(50);
@@ -399,7 +402,7 @@ impl<'a> Relay<'a> {
             let batch = Arc::new(batch);
             let campaign = handle.campaign();
             let began = SystemTime::now();
-            let turn = match self.commits.commit(&campaign.id, Arc::clone(&batch)).await {
+            let turn = match self.commit_in_order(handle, &batch).await {
                 Err(CommitError::Write(OutboxWriteError::Constraint(error))) => {
                     return self.suspend_campaign(handle, &error).await;
                 }
@@ -421,6 +424,33 @@ impl<'a> Relay<'a> {
             }
         }
         Ok(entries)
+    }
+
+    /// Commits a batch to SQL once SQL has what comes before it, which another core may have in hand. Where that takes long,
+    /// SQL may have lost it: the maintenance looks.
+    async fn commit_in_order(
+        &self,
+        handle: &CampaignHandle,
+        batch: &Arc<OutboxBatch>,
+    ) -> Result<Option<Turn<'_>>, CommitError> {
+        let id = &handle.campaign().id;
+        // A schedule may hold the other core up for as long as this task waits.
+        let wait = if step::is_scheduled() { Duration::ZERO } else { IN_ORDER_MAX };
+        let until = Instant::now() + wait;
+        loop {
+            match self.commits.commit(id, Arc::clone(batch)).await {
+                Err(CommitError::Write(OutboxWriteError::OutOfOrder)) if Instant::now() < until => {
+                    sleep(LOOK_UP).await;
+                }
+                Err(CommitError::Write(
+                    error @ (OutboxWriteError::OutOfOrder | OutboxWriteError::NoCampaign),
+                )) => {
+                    handle.suspect_sql();
+                    return Err(error.into());
+                }
+                committed => return committed,
+            }
+        }
     }
 
     /// Keeps the writer's place while claims are being decided; SQL catches up after a stampede.

@@ -143,7 +143,7 @@ impl Refresher {
             let page = within(sql.campaigns_in_redis(&after, PAGE)).await?;
             for campaign in page.campaigns {
                 read.insert(campaign.id.clone());
-                self.due.push(self.engine.registry.update(campaign));
+                self.take_one(&campaign);
             }
             match page.last {
                 Some(id) if page.is_full => after = id,
@@ -155,7 +155,9 @@ impl Refresher {
         for handle in known {
             let id = &handle.campaign().id;
             match within(sql.campaign(id)).await {
-                Ok(campaign) => self.take(campaign.into_iter().collect()),
+                // The first time, nothing is known yet; later, an older copy of the database has come back.
+                Ok(None) => handle.suspect_sql(),
+                Ok(Some(campaign)) => self.take(vec![campaign]),
                 Err(SqlError::Unreadable(why)) => {
                     tracing::error!(campaign = %id, why, "its row in the database cannot be read; it stays as it was");
                 }
@@ -181,18 +183,27 @@ impl Refresher {
 
     /// Takes over campaigns as the database has them. Those that are evicted are read when they are asked for.
     fn take(&mut self, campaigns: Vec<Campaign>) {
-        let registry = &self.engine.registry;
         for campaign in campaigns {
-            if campaign.evicted.is_some() && registry.get(&campaign.id).is_none() {
+            if campaign.evicted.is_some() && self.engine.registry.get(&campaign.id).is_none() {
                 continue;
             }
-            let handle = registry.update(campaign);
+            let handle = self.take_one(&campaign);
             if !handle.is_ready() && handle.campaign().evicted.is_none() {
                 // Another core has created it, or brought it back.
                 handle.needs_maintenance();
             }
-            self.due.push(handle);
         }
+    }
+
+    /// Takes over a campaign as the database has it. One that is further than that is checked: an older copy of the database
+    /// may have come back.
+    fn take_one(&mut self, campaign: &Campaign) -> Arc<CampaignHandle> {
+        let handle = self.engine.registry.update(campaign.clone());
+        if handle.is_ahead_of(Some(campaign)) {
+            handle.suspect_sql();
+        }
+        self.due.push(Arc::clone(&handle));
+        handle
     }
 
     /// Applies rules where that is due, each campaign's once, beginning with none after [`APPLIES_TIME_MAX`].
@@ -220,7 +231,7 @@ async fn put_into_force(engine: &Engine, handle: &CampaignHandle) {
     if !handle.is_in_redis() || !handle.rules_are_due() {
         return;
     }
-    let why = match timeout(APPLY_MAX, engine.put_into_force(handle)).await {
+    let why = match timeout(APPLY_MAX, engine.put_into_force(handle, None)).await {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error.to_string(),
         Err(_) => "no answer in time".to_owned(),

@@ -6,6 +6,7 @@ use redis::Value;
 use super::replies::{self, Counters, Decided, Malformed, Ready, SoldOutReply, UserReply};
 use super::scripts::{self, Script, ScriptCall};
 use super::state;
+use crate::domain::addition::Addition;
 use crate::domain::campaign::Campaign;
 use crate::domain::claim_record::{ClaimRecord, put_be};
 use crate::domain::claim_transition::ClaimTransition;
@@ -163,12 +164,25 @@ impl CampaignCall for ReadUser<'_> {
 pub struct SetRules<'a> {
     /// The campaign whose rules are applied.
     pub campaign: &'a Campaign,
+    /// The addition that made them, if one did.
+    pub addition: Option<&'a Addition>,
     /// The instant around which the UTC offsets are sent.
     pub now: Timestamp,
 }
 
+/// What became of rules that were sent to Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RulesReply {
+    /// They are in force.
+    Applied,
+    /// Redis holds a newer version: nothing was changed.
+    Newer,
+    /// Redis holds this version with other rules, since SQL has lost it and given it again: nothing was changed.
+    Differs,
+}
+
 impl CampaignCall for SetRules<'_> {
-    type Reply = ();
+    type Reply = RulesReply;
     const NAME: &'static str = "redis:set_rules";
 
     fn script(&self) -> &'static Script {
@@ -178,10 +192,14 @@ impl CampaignCall for SetRules<'_> {
     fn arguments(&self, call: &mut ScriptCall) {
         call.arg(self.campaign.version.get());
         call.arg(state::admin_state(self.campaign)).arg(state::rules(self.campaign, self.now));
+        if let Some(addition) = self.addition {
+            call.arg(addition.idempotency_key.as_str()).arg(addition.units);
+        }
     }
 
-    fn decode(&self, reply: Value) -> Result<Ready<()>, Malformed> {
-        Ok(replies::word(reply, &["changed", "newer"])?.map(drop))
+    fn decode(&self, reply: Value) -> Result<Ready<RulesReply>, Malformed> {
+        let word = replies::word(reply, &["changed", "newer", "differs"])?;
+        Ok(word.map(|word| [RulesReply::Applied, RulesReply::Newer, RulesReply::Differs][word]))
     }
 }
 

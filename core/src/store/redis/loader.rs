@@ -3,7 +3,7 @@
 use claimgate_shared::{ClaimStatus, Timestamp, UserId};
 
 use super::keys::Keys;
-use super::replies::{self, Suspended};
+use super::replies::{self, SuspendReply};
 use super::scripts::{self, ScriptCall};
 use super::server::Session;
 use super::state::{self, Identity};
@@ -210,19 +210,20 @@ impl RedisStore {
     /// every loader with a lower one is late from now on.
     ///
     /// # Errors
-    /// [`LoadError::Late`] when a higher token was here before, [`RedisStoreError::NotReady`] when the keys belong to
-    /// another register or layout: nothing was changed.
-    pub async fn suspend(&self, keys: &Keys, register_id: &str, token: &str) -> Result<Suspended, LoadError> {
+    /// [`RedisStoreError::NotReady`] when the keys belong to another register or layout: nothing was changed.
+    pub async fn suspend(
+        &self,
+        keys: &Keys,
+        register_id: &str,
+        token: &str,
+    ) -> Result<SuspendReply, RedisStoreError> {
         let mut call = scripts::SUSPEND.call(&keys.all());
         call.arg(scripts::LAYOUT).arg(register_id).arg(token);
         let mut session = self.session(keys.slot).await?;
         let reply = self.run_on(&mut session, "redis:suspend", &call).await?;
         // Nothing is written here until the campaign is loaded: what is read from here on was confirmed with this.
-        self.confirmed(&session).await.map_err(RedisStoreError::from)?;
-        match replies::suspended(reply).map_err(RedisStoreError::from)? {
-            Ok(suspended) => suspended.ok_or(LoadError::Late),
-            Err(why) => Err(RedisStoreError::NotReady(why).into()),
-        }
+        self.confirmed(&session).await?;
+        replies::suspended(reply)?.map_err(RedisStoreError::NotReady)
     }
 
     /// Removes the keys of a campaign that `token` has suspended. Returns whether no key is left, nor will be after a

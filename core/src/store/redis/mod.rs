@@ -38,7 +38,7 @@ use self::replies::{LeaseReply, Malformed, Ready};
 use self::scripts::ScriptCall;
 pub use self::server::Session;
 use self::slot::Slot;
-use self::state::Identity;
+use self::state::{CampaignState, Identity};
 use crate::domain::campaign::RegisterId;
 use crate::domain::claim_record::{self, ClaimRecord, taken_ever};
 use crate::domain::counters::{Epoch, Generation};
@@ -428,6 +428,16 @@ impl RedisStore {
     /// [`RedisStoreError::Unavailable`] when Redis does not answer.
     pub async fn holds_any(&self, keys: &Keys) -> Result<bool, RedisStoreError> {
         Ok(self.query::<u64>("redis:holds_any", keys.slot, redis::cmd("EXISTS").arg(&keys.all())).await? > 0)
+    }
+
+    /// A campaign's state as it stands, ready or not; `None` when there is none.
+    ///
+    /// # Errors
+    /// [`RedisStoreError::Unavailable`] when Redis does not answer.
+    pub async fn campaign_state(&self, keys: &Keys) -> Result<Option<CampaignState>, RedisStoreError> {
+        let read = redis::cmd("HGET").arg(&keys.users).arg(state::FIELD).to_owned();
+        let state: Option<Vec<u8>> = self.query("redis:campaign_state", keys.slot, &read).await?;
+        Ok(state.as_deref().and_then(CampaignState::read))
     }
 
     /// The owner of a campaign's keys; `None` when there are none.

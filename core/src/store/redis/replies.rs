@@ -6,8 +6,10 @@ use claimgate_shared::{Denial, Timestamp, Version};
 use redis::Value;
 
 use super::state;
+use crate::domain::addition::AppliedAddition;
+use crate::domain::campaign::AppliedRules;
 use crate::domain::claim_record::{ClaimRecord, UserRecord, be_int, optional_timestamp, timestamp};
-use crate::domain::counters::Epoch;
+use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
 use crate::domain::not_ready::NotReadyReason;
 use crate::domain::utc_offsets::TimeZone;
@@ -407,8 +409,17 @@ pub fn transitioned(reply: Value) -> Result<Ready<Option<(ClaimRecord, u64)>>, M
     }
 }
 
+/// The reply of `suspend.lua`.
+#[derive(Debug, Clone)]
+pub enum SuspendReply {
+    /// The campaign is suspended.
+    Done(Suspended),
+    /// A higher token, this one, was there before: nothing was changed.
+    Late(FencingToken),
+}
+
 /// What Redis holds of a campaign that it has just suspended.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Suspended {
     /// The epoch of its keys; 0 when there were none.
     pub epoch: Epoch,
@@ -420,24 +431,49 @@ pub struct Suspended {
     pub revisions: Option<u64>,
     /// Events that were never taken off the outbox.
     pub backlog: u64,
+    /// The token under which the campaign was suspended before; 0 for none.
+    pub previous_token: FencingToken,
+    /// The rules that Redis decided by; `None` when they are not there.
+    pub rules: Option<AppliedRules>,
+    /// The last units that were added, oldest first.
+    pub additions: Vec<AppliedAddition>,
 }
 
-/// Reads the reply of `suspend.lua`; `None` when a higher token was there before.
+/// Reads a fencing token; that of an operator's `drop-foreign` is a fraction above its campaign's own.
+fn token(parts: &mut Parts) -> Result<FencingToken, Malformed> {
+    let text = parts.text()?;
+    let whole = text.split('.').next().unwrap_or_default();
+    whole.parse().map(FencingToken::new).map_err(|_| Malformed(format!("token {text}")))
+}
+
+/// Reads the reply of `suspend.lua`.
 ///
 /// # Errors
 /// [`Malformed`] when the script of this version gives no such reply.
-pub fn suspended(reply: Value) -> Result<Ready<Option<Suspended>>, Malformed> {
+pub fn suspended(reply: Value) -> Result<Ready<SuspendReply>, Malformed> {
     let mut parts = Parts::of(reply)?;
     match parts.text()?.as_str() {
         "not_ready" => Ok(Err(parts.reason()?)),
-        "late" => Ok(Ok(None)),
-        "suspended" => Ok(Ok(Some(Suspended {
-            epoch: Epoch::new(parts.number()?),
-            high_water_mark: HighWaterMark { sequence: parts.number()?, events: parts.number()? },
-            taken: parts.number()?,
-            revisions: u64::try_from(parts.int()?).ok(),
-            backlog: parts.number()?,
-        }))),
+        "late" => Ok(Ok(SuspendReply::Late(token(&mut parts)?))),
+        "suspended" => {
+            let epoch = Epoch::new(parts.number()?);
+            let high_water_mark = HighWaterMark { sequence: parts.number()?, events: parts.number()? };
+            let (taken, revisions, backlog) = (parts.number()?, parts.int()?, parts.number()?);
+            let (previous_token, admin_state) = (token(&mut parts)?, parts.number()?);
+            let rules = state::read_rules(&parts.bytes()?, admin_state);
+            let additions = parts.text()?;
+            let additions = AppliedAddition::read_all(&additions).ok_or(Malformed(additions))?;
+            Ok(Ok(SuspendReply::Done(Suspended {
+                epoch,
+                high_water_mark,
+                taken,
+                revisions: u64::try_from(revisions).ok(),
+                backlog,
+                previous_token,
+                rules,
+                additions,
+            })))
+        }
         other => Err(Malformed(other.to_owned())),
     }
 }

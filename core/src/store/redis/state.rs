@@ -1,11 +1,13 @@
 //! The state of a campaign in Redis: identity, counters and rules, packed into one field, as `prelude.lua` has it.
 
-use claimgate_shared::Timestamp;
+use std::num::NonZeroU32;
+
 use claimgate_shared::campaign::AdminState;
+use claimgate_shared::{Limits, Timestamp, Version, Window};
 
 use super::scripts::LAYOUT;
-use crate::domain::campaign::{Campaign, RegisterId};
-use crate::domain::claim_record::{be_int, put_be};
+use crate::domain::campaign::{AppliedRules, Campaign, RegisterId};
+use crate::domain::claim_record::{be_int, put_be, timestamp};
 use crate::domain::counters::Epoch;
 
 /// The field of the users' hash that it stands in; no user has such an id.
@@ -69,6 +71,34 @@ pub fn rules(campaign: &Campaign, now: Timestamp) -> Vec<u8> {
     bytes
 }
 
+/// Reads rules as [`rules`] packs them, beside the admin state; `None` for anything else.
+pub fn read_rules(bytes: &[u8], admin_state: u64) -> Option<AppliedRules> {
+    let number = |from: usize, width: usize| bytes.get(from..from + width).map(be_int);
+    let a_limit =
+        |from: usize| -> Option<Option<u32>> { limit(number(from, 5)?).map(u32::try_from).transpose().ok() };
+    let positive = |from: usize| Some(a_limit(from)?.and_then(NonZeroU32::new));
+    let ends_at = Some(number(6, 6)?).filter(|ends_at| *ends_at < NEVER);
+    let ends_at = ends_at.map(timestamp);
+    let hold_seconds = u32::try_from(number(32, 6)? / 1000).ok()?;
+    Some(AppliedRules {
+        admin_state: match admin_state {
+            1 => AdminState::On,
+            2 => AdminState::Paused,
+            3 => AdminState::Ended,
+            _ => return None,
+        },
+        window: Window::new(timestamp(number(0, 6)?)?, ends_at.flatten()).ok()?,
+        limits: Limits {
+            total: a_limit(12)?,
+            per_user: positive(17)?,
+            per_user_per_day: positive(22)?,
+            per_claim: positive(27)?,
+        },
+        hold_seconds: NonZeroU32::new(hold_seconds),
+        version: Version::new(number(44, 6)?),
+    })
+}
+
 /// No campaign is of before 1970.
 fn ms(at: Timestamp) -> u64 {
     u64::try_from(at.as_ms()).unwrap_or(0)
@@ -96,6 +126,8 @@ pub struct CampaignState {
     pub backlog: u64,
     /// The epoch of the load that wrote the other keys.
     pub loaded_epoch: Epoch,
+    /// The rules; `None` while it is suspended.
+    pub rules: Option<AppliedRules>,
 }
 
 impl CampaignState {
@@ -103,6 +135,7 @@ impl CampaignState {
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let length = 1 + usize::from(*bytes.first()?);
         let (identity, rest) = bytes.split_at_checked(length)?;
+        // The next hold's time lies between the epoch and the rules.
         let number = |from: usize, width: usize| rest.get(from..from + width).map(be_int);
         Some(Self {
             identity: identity.to_vec(),
@@ -112,6 +145,33 @@ impl CampaignState {
             events: number(13, 6)?,
             backlog: number(19, 6)?,
             loaded_epoch: Epoch::new(number(25, 5)?),
+            rules: rest.get(36..).and_then(|packed| read_rules(packed, u64::from(rest[0]))),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::campaign_change::NewCampaign;
+
+    #[test]
+    fn rules_are_read_as_they_were_packed() {
+        for body in [
+            r#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","limits":{"total":null}}"#,
+            r#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","ends_at":"2026-02-01T00:00:00Z",
+                "hold_seconds":600,"limits":{"total":4294967295,"per_user":3,"per_user_per_day":2,"per_claim":1}}"#,
+            r#"{"id":"d","name":"D","starts_at":"2026-01-01T00:00:00Z","limits":{"total":0}}"#,
+        ] {
+            let campaign = NewCampaign::parse(body.as_bytes(), Timestamp::default()).unwrap();
+            for state in [AdminState::On, AdminState::Paused, AdminState::Ended] {
+                let campaign = Campaign { admin_state: state, ..campaign.clone() };
+                let bytes = rules(&campaign, Timestamp::default());
+                let read = read_rules(&bytes, admin_state(&campaign).into()).unwrap();
+                assert_eq!(read.of(&campaign), campaign);
+                assert_eq!(read.version, campaign.version);
+            }
+            assert_eq!(read_rules(&rules(&campaign, Timestamp::default()), SUSPENDED), None);
+        }
     }
 }

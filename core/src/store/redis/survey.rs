@@ -3,7 +3,7 @@
 //! It costs Redis a few microseconds per campaign and no write, so that campaigns at rest cost next to nothing. It only
 //! shows which campaigns need a script call; what `prelude.lua` replies then is what counts.
 
-use claimgate_shared::{CampaignId, Timestamp};
+use claimgate_shared::{CampaignId, Timestamp, Version};
 use futures_util::future::join_all;
 use redis::streams::StreamRangeReply;
 use redis::{FromRedisValue, Pipeline, RedisError, Value, from_redis_value};
@@ -38,6 +38,10 @@ pub struct Look {
     pub sequence: u64,
     /// Units taken.
     pub taken: u64,
+    /// The version of the rules; 0 while it is suspended.
+    pub version: Version,
+    /// The campaign's event count.
+    pub events: u64,
     /// Events in the outbox, by the campaign's own counter.
     pub backlog: u64,
     /// The sum of all claims' revisions, relayed or not: each event raises one by one.
@@ -188,6 +192,8 @@ fn look(target: &CallTarget<'_>, session: &Session, replies: &mut Replies) -> Re
         ready,
         sequence: state.sequence,
         taken: state.taken,
+        version: state.rules.map(|rules| rules.version).unwrap_or_default(),
+        events: state.events,
         backlog: state.backlog,
         revisions: number(revisions_loaded).unwrap_or(0) + since_load,
         oldest,

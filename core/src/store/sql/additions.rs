@@ -1,6 +1,6 @@
 //! Units added to a campaign's total, once for each idempotency key.
 
-use claimgate_shared::{CampaignId, IdempotencyKey, Problem};
+use claimgate_shared::{CampaignId, IdempotencyKey, Problem, Version};
 use sqlx::Row as _;
 
 use super::campaigns::{self, Change, number_change};
@@ -20,11 +20,13 @@ pub enum Added {
     Replayed(Campaign),
     /// Not written, for this reason.
     Refused(Problem),
+    /// Not written: the database has lost the version that the addition was to follow.
+    Forgotten,
 }
 
 impl SqlStore {
-    /// Adds units to the total of the campaign `id`, once for each key: whatever changes it meanwhile comes before or
-    /// after. `None` when there is no such campaign.
+    /// Adds units to the total of the campaign `id`, at version `least` or a later one, once for each key: whatever changes it
+    /// meanwhile comes before or after. `None` when there is no such campaign.
     ///
     /// # Errors
     /// [`SqlError::Unreadable`] for a row that this version cannot read, [`SqlError::Sql`] when the database does not
@@ -32,6 +34,7 @@ impl SqlStore {
     pub async fn add(
         &self,
         id: &CampaignId,
+        least: Version,
         addition: &Addition,
         change: Change<'_>,
     ) -> Result<Option<Added>, SqlError> {
@@ -40,6 +43,9 @@ impl SqlStore {
         let Some(before) = campaigns::lock(&mut transaction, id).await? else {
             return Ok(None);
         };
+        if before.version < least {
+            return Ok(Some(Added::Forgotten));
+        }
         if let Some(units) = units_of(&mut transaction, id, &addition.idempotency_key).await? {
             let is_same = units == addition.units;
             return Ok(Some(if is_same {

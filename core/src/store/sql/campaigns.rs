@@ -14,6 +14,7 @@ use super::numbers::{big, unreadable, unsigned};
 use super::pool::Transaction;
 use super::statements::campaign_columns;
 use super::{SqlError, SqlStore, statements};
+use crate::domain::addition::AppliedAddition;
 use crate::domain::campaign::{Campaign, Evicted, RegisterId};
 use crate::domain::counters::{Epoch, FencingToken};
 use crate::domain::high_water_mark::HighWaterMark;
@@ -32,6 +33,8 @@ pub enum Changed {
     ImportUnfinished,
     /// Not written: the campaign was ended, for good.
     Ended,
+    /// Not written: the database has lost the version that the change was to follow.
+    Forgotten,
 }
 
 /// A page of campaigns.
@@ -52,7 +55,7 @@ pub struct CampaignPage {
 pub struct Change<'a> {
     /// The caller's name.
     pub who: &'a str,
-    /// `create`, `update`, `add`, `pause`, `resume`, `end` or `import`.
+    /// `create`, `update`, `add`, `pause`, `resume`, `end`, `import` or `restore`.
     pub what: &'a str,
     /// When.
     pub at: Timestamp,
@@ -133,8 +136,8 @@ impl SqlStore {
         Ok(Some(Changed::Done(after)))
     }
 
-    /// Pauses, resumes or ends the campaign `id`, at whatever version it is: whatever changes it meanwhile comes before or
-    /// after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
+    /// Pauses, resumes or ends the campaign `id`, at version `least` or whatever later one it is at: whatever changes it
+    /// meanwhile comes before or after. `None` when there is no such campaign. One that is in that state already stays as it is, which is
     /// [`Changed::AsBefore`]; an end gives up an unfinished import.
     ///
     /// # Errors
@@ -142,6 +145,7 @@ impl SqlStore {
     pub async fn set_admin_state(
         &self,
         id: &CampaignId,
+        least: Version,
         to: AdminState,
         change: Change<'_>,
     ) -> Result<Option<Changed>, SqlError> {
@@ -150,6 +154,9 @@ impl SqlStore {
         let Some(before) = lock(&mut transaction, id).await? else {
             return Ok(None);
         };
+        if before.version < least {
+            return Ok(Some(Changed::Forgotten));
+        }
         let changes = before.admin_state != to;
         if changes && before.admin_state == AdminState::Ended {
             return Ok(Some(Changed::Ended));
@@ -229,6 +236,69 @@ impl SqlStore {
         .fetch_optional(&self.pool)
         .await;
         step::after(row)?.as_ref().map(read).transpose()
+    }
+
+    /// Raises the campaign's fencing token above `redis`, the one that Redis has; `None` when SQL has drawn further ones:
+    /// then it has lost none.
+    ///
+    /// # Errors
+    /// As [`Self::draw_token`].
+    pub async fn raise_token(
+        &self,
+        id: &CampaignId,
+        redis: FencingToken,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:raise_token").await;
+        let row = sqlx::query(concat!(
+            "UPDATE campaigns SET token = $2 + 1 WHERE id = $1 AND token < $2 AND evicted_at IS NULL RETURNING ",
+            campaign_columns!()
+        ))
+        .bind(id.as_str())
+        .bind(big(redis))
+        .fetch_optional(&self.pool)
+        .await;
+        step::after(row)?.as_ref().map(read).transpose()
+    }
+
+    /// Writes rules that Redis or a core still knows in place of older ones of `drawn`, whose token was drawn: the database
+    /// has lost them. With `additions`, those that it has lost, too. `None` when another token has been drawn since, or the rules were changed.
+    ///
+    /// # Errors
+    /// As [`Self::draw_token`].
+    pub(crate) async fn restore(
+        &self,
+        drawn: &Campaign,
+        after: &Campaign,
+        additions: &[AppliedAddition],
+        at: Timestamp,
+    ) -> Result<Option<Campaign>, SqlError> {
+        step::before("sql:restore").await;
+        let mut transaction = self.pool.begin().await?;
+        let before = lock(&mut transaction, &drawn.id).await?;
+        // A change that an admin has made since is not to be overwritten.
+        let is_as_drawn = |before: &Campaign| (before.token, before.version) == (drawn.token, drawn.version);
+        let Some(before) = before.filter(is_as_drawn) else { return Ok(None) };
+        let after = write_rules(&mut transaction, &before, after, restored(at)).await?;
+        for AppliedAddition { idempotency_key, units, version } in additions {
+            let written = sqlx::query(
+                "INSERT INTO additions (campaign_id, idempotency_key, units, version) VALUES ($1, $2, $3, $4) \
+                 ON CONFLICT DO NOTHING",
+            );
+            let written =
+                written.bind(after.id.as_str()).bind(idempotency_key).bind(units).bind(big(*version));
+            written.execute(&mut *transaction).await?;
+        }
+        number_change(&mut transaction, &after.id).await?;
+        step::after(transaction.commit().await)?;
+        Ok(Some(after))
+    }
+
+    /// Writes the row of `campaign` again, which the database has lost; as it is, if it is there by now.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(crate) async fn restore_row(&self, campaign: &Campaign, at: Timestamp) -> Result<(), SqlError> {
+        self.create(campaign, restored(at)).await.map(drop)
     }
 
     /// Raises the epoch of `drawn`, whose token was drawn and has suspended it in Redis, to `to`: whatever an older epoch
@@ -361,9 +431,17 @@ impl SqlStore {
     }
 }
 
+/// What the audit says where claimgate writes again what the database has lost.
+fn restored(at: Timestamp) -> Change<'static> {
+    Change { who: "claimgate", what: "restore", at }
+}
+
 const SELECT_ONE: &str = concat!("SELECT ", campaign_columns!(), " FROM campaigns WHERE id = $1");
 
-async fn select(transaction: &mut Transaction, id: &CampaignId) -> Result<Option<Campaign>, SqlError> {
+pub(super) async fn select(
+    transaction: &mut Transaction,
+    id: &CampaignId,
+) -> Result<Option<Campaign>, SqlError> {
     let row = sqlx::query(SELECT_ONE).bind(id.as_str()).fetch_optional(&mut **transaction).await?;
     row.as_ref().map(read).transpose()
 }

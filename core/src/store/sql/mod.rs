@@ -55,7 +55,7 @@ pub use campaigns::{CampaignPage, Change, Changed};
 pub use claims::{ClaimCursor, ClaimFilter, ClaimPage, ClaimRow, LoadCursor, Totals};
 pub use cores::CoreRow;
 pub use feed::{FeedCursor, FeedItem, FeedPage};
-pub use outbox_writer::{Batch, History, OutboxWriteError};
+pub use outbox_writer::{Batch, EntryOrder, History, OutboxWriteError};
 pub use replication::By;
 pub use serving::ServedBy;
 pub use transition::Transitioned;

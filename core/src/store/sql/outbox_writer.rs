@@ -16,7 +16,7 @@ use super::claims::bind_id;
 use super::feed_writer::{FeedRow, feed_rows};
 use super::numbers::{big, unsigned};
 use super::pool::Transaction;
-use super::{BULK, SqlError, SqlStore, WHOLE, statements};
+use super::{BULK, SqlError, SqlStore, WHOLE, campaigns, statements};
 use crate::domain::counters::Epoch;
 use crate::domain::event::{ClaimEvent, OutboxEntry};
 use crate::step;
@@ -27,6 +27,9 @@ pub enum OutboxWriteError {
     /// The database has no such campaign.
     #[error("the database has no such campaign")]
     NoCampaign,
+    /// Entries before them have not been written: another core has them in hand, or the database has lost them.
+    #[error("the database lacks events before these")]
+    OutOfOrder,
     /// A constraint of the database refuses them: a second claim in one place, or one that exceeds its limit.
     #[error("a constraint of the database refuses these claims: {0}")]
     Constraint(#[source] sqlx::Error),
@@ -53,6 +56,16 @@ pub enum History {
     Another,
 }
 
+/// Which entries may be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryOrder {
+    /// Those that follow what the database has. A Redis that loses its end then keeps all that came before what SQL has: a unit
+    /// that was given back and granted again is never in SQL twice.
+    Following,
+    /// Any: of a suspended campaign, all of whose entries are about to be written.
+    Any,
+}
+
 /// A campaign's entries.
 pub type Batch<'a> = (&'a CampaignId, &'a [OutboxEntry]);
 
@@ -61,16 +74,23 @@ impl SqlStore {
     /// wrote is stored as revoked: its Redis was lost, and its units may have been granted again.
     ///
     /// # Errors
-    /// [`OutboxWriteError::NoCampaign`], [`OutboxWriteError::Constraint`], or [`OutboxWriteError::Sql`] when SQL does
-    /// not answer: nothing was written of any. The same entries can be written again: what was committed is not changed by
-    /// them.
-    pub async fn write_entries(&self, batches: &[Batch<'_>]) -> Result<(), OutboxWriteError> {
+    /// [`OutboxWriteError::NoCampaign`], [`OutboxWriteError::OutOfOrder`], [`OutboxWriteError::Constraint`], or
+    /// [`OutboxWriteError::Sql`] when SQL does not answer: nothing was written of any. The same entries can be written
+    /// again: what was committed is not changed by them.
+    pub async fn write_entries(
+        &self,
+        batches: &[Batch<'_>],
+        order: EntryOrder,
+    ) -> Result<(), OutboxWriteError> {
         step::before("sql:write_entries").await;
         let mut transaction = self.pool.within(BULK).begin().await?;
-        let locked = self.lock_campaigns(&mut transaction, batches).await?;
+        let locked = self.lock_campaigns(&mut transaction, batches, order).await?;
         let (mut rows, mut changes) = (Vec::new(), Vec::new());
         for (campaign, entries) in batches {
-            let Locked { epoch, .. } = locked.get(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
+            let Some(Locked { epoch, .. }) = locked.get(campaign.as_str()) else {
+                let exists = campaigns::select(&mut transaction, campaign).await?.is_some();
+                return Err(if exists { OutboxWriteError::OutOfOrder } else { OutboxWriteError::NoCampaign });
+            };
             rows.extend(newest(entries).into_iter().map(|row| row.columns(campaign, *epoch)));
             changes.extend(changes_by_callers(campaign, entries, *epoch));
         }
@@ -111,7 +131,8 @@ impl SqlStore {
     ) -> Result<u64, OutboxWriteError> {
         step::before("sql:salvage").await;
         let mut transaction = self.pool.within(WHOLE).begin().await?;
-        let mut locked = self.lock_campaigns(&mut transaction, &[(campaign, entries)]).await?;
+        let mut locked =
+            self.lock_campaigns(&mut transaction, &[(campaign, entries)], EntryOrder::Any).await?;
         let locked = locked.remove(campaign.as_str()).ok_or(OutboxWriteError::NoCampaign)?;
         let taken =
             sqlx::query(statements::TAKEN).bind(campaign.as_str()).fetch_one(&mut *transaction).await?;
@@ -189,13 +210,14 @@ impl SqlStore {
     }
 
     /// Locks the rows of campaigns until the transaction ends, and raises their high-water marks to what their entries
-    /// show. A campaign that the database does not have is left out.
+    /// show. A campaign that the database does not have is left out, and one whose entries may not be written in `order`.
     async fn lock_campaigns(
         &self,
         transaction: &mut Transaction,
         batches: &[Batch<'_>],
+        order: EntryOrder,
     ) -> Result<HashMap<String, Locked>, OutboxWriteError> {
-        let marks: Vec<_> = batches.iter().map(mark).collect();
+        let marks: Vec<_> = batches.iter().map(|batch| mark(batch, order)).collect();
         let found = self
             .with_rows(statements::RAISE_MARKS, &marks, marks.len())
             .fetch_all(&mut **transaction)
@@ -215,13 +237,29 @@ fn changes_by_callers<'a>(
 }
 
 /// A campaign, its newest epoch in a batch, and the sequence and the events that the batch shows for it: the counters of
-/// an older epoch say nothing about this one.
-fn mark<'a>((campaign, entries): &Batch<'a>) -> (&'a str, i64, i64, i64) {
+/// an older epoch say nothing about this one. Last, the events that the database must have for the batch to follow them.
+type Mark<'a> = (&'a str, i64, i64, i64, Option<i64>);
+
+fn mark<'a>((campaign, entries): &Batch<'a>, order: EntryOrder) -> Mark<'a> {
     let newest = entries.iter().map(|entry| entry.epoch).max().unwrap_or_default();
     let of_newest = || entries.iter().filter(|entry| entry.epoch == newest);
     let sequences = of_newest().flat_map(|entry| &entry.events).map(|event| event.claim.sequence);
     let events = of_newest().map(|entry| entry.count).max().unwrap_or(0);
-    (campaign.as_str(), big(newest), big(sequences.max().unwrap_or(0)), big(events))
+    let follows = (order == EntryOrder::Following).then(|| big(events_before(of_newest())));
+    (campaign.as_str(), big(newest), big(sequences.max().unwrap_or(0)), big(events), follows)
+}
+
+/// How many events lie before `entries`, in their order, and before the last gap among them.
+fn events_before<'a>(entries: impl Iterator<Item = &'a OutboxEntry>) -> u64 {
+    let (mut before, mut reached) = (0, 0);
+    for entry in entries {
+        let first = entry.count.saturating_sub(entry.events.len() as u64);
+        if first > reached {
+            before = first;
+        }
+        reached = reached.max(entry.count);
+    }
+    before
 }
 
 /// A campaign whose row a transaction holds.

@@ -76,13 +76,14 @@ impl Dialect {
 }
 
 /// Campaigns of which claims are written: each row is locked, and sequence and events are raised to those of a batch of the
-/// same epoch.
+/// same epoch. A row is left out that lacks events before the batch's, where the batch is to follow them (`$1`, place 4).
 pub const RAISE_MARKS: &str = "UPDATE campaigns SET \
     sequence = CASE WHEN epoch = CAST(value->>1 AS BIGINT) AND CAST(value->>2 AS BIGINT) > sequence \
         THEN CAST(value->>2 AS BIGINT) ELSE sequence END, \
     events = CASE WHEN epoch = CAST(value->>1 AS BIGINT) AND CAST(value->>3 AS BIGINT) > events \
         THEN CAST(value->>3 AS BIGINT) ELSE events END \
-    FROM {rows} WHERE id = value->>0 RETURNING id, epoch, per_user, per_user_per_day";
+    FROM {rows} WHERE id = value->>0 AND (CAST(value->>4 AS BIGINT) IS NULL OR epoch > CAST(value->>1 AS BIGINT) \
+    OR (epoch = CAST(value->>1 AS BIGINT) AND events >= CAST(value->>4 AS BIGINT))) RETURNING id, epoch, per_user, per_user_per_day";
 
 /// Campaigns that have changed after number `$1`. The second condition is the index's own.
 pub const CHANGED: &str = concat!(
@@ -110,7 +111,7 @@ statements! {
         CAST(value->>5 AS BIGINT), CAST(value->>6 AS BIGINT), CAST(value->>7 AS BIGINT) \
         FROM {claims} WHERE TRUE \
         ON CONFLICT (campaign_id, user_id, digest) DO UPDATE SET status = excluded.status, epoch = excluded.epoch, \
-        revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
+        quantity = excluded.quantity, revision = excluded.revision, sequence = excluded.sequence, day = excluded.day, \
         claimed_at = excluded.claimed_at, expires_at = excluded.expires_at, updated_at = excluded.updated_at, \
         limit_at_decision = CASE WHEN excluded.cumulative_taken IS NULL THEN claims.limit_at_decision ELSE excluded.limit_at_decision END, \
         cumulative_taken = COALESCE(excluded.cumulative_taken, claims.cumulative_taken) \
