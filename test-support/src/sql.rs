@@ -94,6 +94,19 @@ pub struct Sql {
     is_sqlite: bool,
 }
 
+/// Tables of claims and campaigns, those first that others refer to.
+const TABLES: [&str; 9] = [
+    "campaigns",
+    "claims",
+    "audit",
+    "claim_audit",
+    "additions",
+    "feed",
+    "feed_position",
+    "last_change",
+    "last_audit",
+];
+
 /// Writers wait until this is released.
 #[derive(Debug)]
 pub struct Held(PoolConnection<Any>);
@@ -189,6 +202,26 @@ impl Sql {
         let statement = sqlx::AssertSqlSafe(statement);
         let done = sqlx::query(statement).execute(&self.pool).await;
         done.expect("a statement").rows_affected()
+    }
+
+    /// Keeps a copy of all that claimgate has written by now, for [`Self::bring_tables_back`].
+    pub async fn copy_tables(&self) {
+        for table in TABLES {
+            self.run(format!("DROP TABLE IF EXISTS {table}_behind")).await;
+            self.run(format!("CREATE TABLE {table}_behind AS SELECT * FROM {table}")).await;
+        }
+    }
+
+    /// Brings the copy back, as a failover to a standby does that lacks the last transactions.
+    pub async fn bring_tables_back(&self) {
+        let mut transaction = self.pool.begin().await.expect("a transaction");
+        let cleared = TABLES.iter().rev().map(|table| format!("DELETE FROM {table}"));
+        let filled = TABLES.iter().map(|table| format!("INSERT INTO {table} SELECT * FROM {table}_behind"));
+        for statement in cleared.chain(filled) {
+            let done = sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut *transaction).await;
+            done.expect("a statement");
+        }
+        transaction.commit().await.expect("committed");
     }
 
     /// Changes a campaign's columns as a core does that dies before Redis hears of it: under the next version and number.

@@ -19,6 +19,7 @@ mod failovers;
 mod feed;
 mod fixture;
 mod flow;
+mod forgotten;
 mod import;
 mod jobs;
 mod keys;

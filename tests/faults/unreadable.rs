@@ -8,7 +8,7 @@ use claimgate_core::domain::claim_record::ClaimRecord;
 use claimgate_core::domain::counters::Epoch;
 use claimgate_core::domain::event::{ClaimEvent, OutboxEntry};
 use claimgate_core::domain::high_water_mark::HighWaterMark;
-use claimgate_core::store::sql::{Change, SqlStore};
+use claimgate_core::store::sql::{Change, EntryOrder, SqlStore};
 use claimgate_shared::{CampaignId, ClaimStatus, Timestamp};
 use futures_util::future::join_all;
 use serde_json::json;
@@ -91,12 +91,16 @@ async fn granted_again(row: Row, database: Database, at_once: bool) {
     let (before, after) = (grant(0, Some(100), 90), grant(1, None, 150));
     let id = before.events[0].claim_id(campaign);
     if at_once {
-        sql.write_entries(&[(campaign, &[before, after])]).await.expect("both in one");
+        sql.write_entries(&[(campaign, &[before, after])], EntryOrder::Any).await.expect("both in one");
     } else {
-        sql.write_entries(&[(campaign, &[before])]).await.expect("what an older epoch has written");
+        sql.write_entries(&[(campaign, &[before])], EntryOrder::Any)
+            .await
+            .expect("what an older epoch has written");
         let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
         assert_eq!(claim.status, ClaimStatus::Revoked);
-        sql.write_entries(&[(campaign, &[after])]).await.expect("what is acknowledged is written");
+        sql.write_entries(&[(campaign, &[after])], EntryOrder::Any)
+            .await
+            .expect("what is acknowledged is written");
     }
     let claim = sql.claim(&id).await.unwrap().expect("a claim").claim;
     assert_eq!((claim.status, claim.sequence), (ClaimStatus::Granted, 150));

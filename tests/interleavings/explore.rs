@@ -57,7 +57,7 @@ struct Tally {
     unmet: Vec<Schedule>,
 }
 
-/// Those of `PAIRS=create,evict`, of `DATABASE=sqlite` and of `STATE=over`; all without them.
+/// Those of `PAIRS=create,evict`, of `WITH=forget` on either side, of `DATABASE=sqlite` and of `STATE=over`; all without them.
 fn pairs() -> Vec<Pair> {
     let asked = |variable: &str, names: &[&str]| {
         std::env::var(variable).is_err() || {
@@ -68,6 +68,7 @@ fn pairs() -> Vec<Pair> {
     let mut pairs = all_pairs();
     pairs.retain(|pair| {
         asked("PAIRS", &[pair.a.name(), pair.b.name()])
+            && (asked("WITH", &[pair.a.name()]) || asked("WITH", &[pair.b.name()]))
             && asked("DATABASE", &[&format!("{:?}", pair.database)])
             && asked("STATE", &[pair.initial.name()])
     });

@@ -163,6 +163,7 @@ async fn open(play: &Play<'_>, nodes: &[Node; 2], total: u32, per_user: u32, hol
     relay_all(play, nodes).await;
     assert_eq!(play.claim(b, "u4").await.status, 201);
     play.leave_a_replica_behind().await;
+    play.leave_a_database_behind().await;
     assert_eq!(play.claim(a, "u5").await.status, 201);
 }
 

@@ -38,7 +38,16 @@ fn check(holds: bool, wrong: impl FnOnce() -> String) -> Judged {
 
 /// Everything that must hold after any schedule.
 pub async fn judge(play: &Play<'_>, nodes: &[Node; 2], initial: InitialState) -> Judged {
-    what_cores_know_is_what_sql_says(play, nodes).await?;
+    // A core that knows more than SQL does has it written again first.
+    if play.forgets {
+        for node in nodes {
+            play.expire_leases().await;
+            node.refresh().await;
+            node.maintain(&play.campaign_id()).await;
+        }
+    } else {
+        what_cores_know_is_what_sql_says(play, nodes).await?;
+    }
     if initial == InitialState::Behind {
         // Nothing but an operator's repair is promised to bring rows back that SQL has lost.
         rest(play, nodes).await?;
@@ -55,6 +64,7 @@ pub async fn judge(play: &Play<'_>, nodes: &[Node; 2], initial: InitialState) ->
     check(row.version >= said, || {
         format!("version {said} was said to be in force, SQL has {}", row.version)
     })?;
+    let row = units_are_added_once(play, nodes, row).await?;
     new_callers_hear_what_the_rules_say(play, nodes, &row).await?;
     rest(play, nodes).await?;
     let rows = play.world.sql.claims(&play.id).await;
@@ -159,6 +169,19 @@ async fn unknown_outcomes_become_known(play: &Play<'_>, nodes: &[Node; 2]) -> Ju
     Ok(())
 }
 
+/// An addition that was answered with success is not made again when it is sent again.
+async fn units_are_added_once(play: &Play<'_>, nodes: &[Node; 2], row: Row) -> Judged<Row> {
+    if !play.told.get().added {
+        return Ok(row);
+    }
+    let reply = play.add(&nodes[1]).await;
+    let now = self::row(play).await.ok_or("the campaign is gone")?;
+    check(now.total == row.total || reply.code() == "campaign_ended", || {
+        format!("the total was {}, and after the same addition {}: {}", row.total, now.total, reply.brief())
+    })?;
+    Ok(now)
+}
+
 /// New callers, at both cores in turn, win until nothing is left, or hear what the rules say, at both alike.
 async fn new_callers_hear_what_the_rules_say(play: &Play<'_>, nodes: &[Node; 2], row: &Row) -> Judged {
     let standing = || async {
@@ -194,7 +217,9 @@ fn all_told_is_there(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
     for (user, claim) in &told.claims {
         let row = by_id.get(claim.id.as_str());
         let revoked = row.is_some_and(|row| row.status == "revoked");
-        if told.lost.contains(&claim.id) || told.forked && revoked {
+        // Of two histories, SQL alone has the other one, and whose claims it has revoked.
+        let is_forgotten = play.forgets && row.is_none();
+        if told.lost.contains(&claim.id) || told.forked && (revoked || is_forgotten) {
             continue;
         }
         let Some(row) = row.filter(|row| row.sequence == claim.sequence && row.quantity == 1) else {
@@ -222,7 +247,8 @@ fn all_told_is_there(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
 
 fn limits_are_kept(play: &Play<'_>, rows: &[SqlClaim]) -> Judged {
     let standing: Vec<&SqlClaim> = rows.iter().filter(|row| row.stands()).collect();
-    let (units, most) = (standing.iter().map(|row| row.quantity).sum::<u64>(), play.told.get().total_max);
+    let (units, most) = (standing.iter().map(|row| row.quantity).sum::<u64>(), play.told.get());
+    let most = most.total_max + most.units_asked;
     check(units <= most, || format!("{units} units of {most} are given"))?;
     let mut sequences = BTreeMap::new();
     for row in rows.iter().filter(|row| row.status != "revoked") {

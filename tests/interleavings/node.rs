@@ -107,6 +107,11 @@ impl Node {
         format!("{:?}", self.relay.round(Duration::ZERO).await)
     }
 
+    /// One round of the relay that leaves alone what another core has in hand.
+    pub async fn relay_beside_others(&self) -> String {
+        format!("{:?}", self.relay.round(Duration::from_hours(1)).await)
+    }
+
     /// Whether this core answers for the campaign from SQL: evicted ones it reads when it is asked.
     pub fn has_evicted(&self, id: &CampaignId) -> bool {
         self.engine.registry.get(id).is_none_or(|handle| handle.campaign().evicted.is_some())

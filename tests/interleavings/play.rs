@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use axum::http::Method;
 use claimgate_shared::{CampaignId, ClaimRequest};
@@ -26,11 +26,16 @@ pub struct Play<'w> {
     users: AtomicUsize,
     /// Users whose claims a replica has that is behind; `None` before there is one.
     behind: OnceLock<BTreeSet<String>>,
+    has_failed_over: AtomicBool,
+    /// Whether an older copy of the database comes back.
+    pub forgets: bool,
 }
 
 impl<'w> Play<'w> {
-    pub fn new(world: &'w World) -> Self {
+    pub fn new(world: &'w World, forgets: bool) -> Self {
         Self {
+            forgets,
+            has_failed_over: AtomicBool::new(false),
             world,
             id: world.new_id(),
             told: Told::default(),
@@ -100,6 +105,17 @@ impl<'w> Play<'w> {
         let reply =
             node.admin(Method::PATCH, &format!("/admin/v1/campaigns/{}", self.id), Some(change)).await;
         self.told.rules(&reply);
+        reply
+    }
+
+    /// Adds two units, under one and the same key whoever asks.
+    pub async fn add(&self, node: &Node) -> Reply {
+        self.told.asked_to_add(2);
+        let body = json!({"units": 2, "idempotency_key": "more"});
+        let reply =
+            node.admin(Method::POST, &format!("/admin/v1/campaigns/{}/add", self.id), Some(body)).await;
+        self.told.rules(&reply);
+        self.told.added(&reply);
         reply
     }
 
@@ -188,6 +204,33 @@ impl<'w> Play<'w> {
         self.told.lost(lost.map(|(_, claim)| claim.id.clone()));
     }
 
+    /// A copy of the database as it is by now, if some protocol is to bring it back.
+    pub async fn leave_a_database_behind(&self) {
+        if self.forgets {
+            self.world.sql.copy_tables().await;
+        }
+    }
+
+    /// The copy of the database takes its place. No promise covers what Redis does not have either, or what is about to be
+    /// replaced there by what SQL had.
+    pub async fn forget(&self) {
+        let epoch = self.world.sql.numbers("SELECT epoch FROM campaigns WHERE id = $1", &self.id).await;
+        let state = self.world.redis.state(&self.id).await;
+        let in_redis = state.and_then(|state| i64::try_from(*state.get("epoch")?).ok());
+        let is_being_loaded = epoch.and_then(|epoch| epoch[0]) > in_redis;
+        self.world.sql.bring_tables_back().await;
+        if self.keys_there().await < 5 || is_being_loaded {
+            self.lose_all_but(&BTreeSet::new()).await;
+            let version =
+                self.world.sql.numbers("SELECT version FROM campaigns WHERE id = $1", &self.id).await;
+            self.told.forgotten(version.and_then(|version| u64::try_from(version[0]?).ok()).unwrap_or(0));
+        } else if let Some(kept) = self.behind.get()
+            && self.has_failed_over.load(Relaxed)
+        {
+            self.lose_all_but(kept).await;
+        }
+    }
+
     /// A replica that has what Redis has by now, and gets nothing more.
     pub async fn leave_a_replica_behind(&self) {
         for key in self.keys() {
@@ -200,12 +243,22 @@ impl<'w> Play<'w> {
     /// The replica that is behind, if there is one, becomes the primary.
     pub async fn fail_over(&self) {
         if let Some(kept) = self.behind.get() {
+            self.has_failed_over.store(true, Relaxed);
             self.lose_all_but(kept).await;
             for key in self.keys() {
                 self.world.redis.query::<u64>(&["COPY", &behind(&key), &key, "REPLACE"]).await;
             }
         }
         self.promote().await;
+    }
+
+    /// The same. What has left Redis stays away: an eviction waits for a replica, too.
+    pub async fn fail_over_unless_evicted(&self, initial: InitialState) {
+        if [InitialState::Over, InitialState::Evicted].contains(&initial) {
+            self.promote().await;
+        } else {
+            self.fail_over().await;
+        }
     }
 
     /// The server becomes a replica and a primary again, with all that it has. All connections end, as they do with the

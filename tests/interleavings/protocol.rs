@@ -22,8 +22,15 @@ pub enum Protocol {
     Lower,
     Pause,
     End,
+    /// An admin adds units.
+    Add,
     /// The relay's round.
     Relay,
+    /// A caller gives a claim back, and the same core relays that.
+    ReturnAndRelay,
+    /// Callers take all that is left, the same core relays that, and a replica that lacks what was decided last takes the place
+    /// of its server, from which a core loads the campaign.
+    Overtake,
     /// The same, where SQL refuses what it brings: it suspends the campaign, and the recovery takes it from there.
     Suspend,
     /// The read of SQL every second.
@@ -42,9 +49,11 @@ pub enum Protocol {
     Promote,
     /// A replica that lacks what was decided last takes its place, and a core that has not heard of that serves a caller.
     FailOver,
+    /// An older copy of the database takes its place, and both cores do what they do by themselves then.
+    Forget,
 }
 
-pub const PROTOCOLS: [(Protocol, &str); 18] = [
+pub const PROTOCOLS: [(Protocol, &str); 22] = [
     (Protocol::Create, "create"),
     (Protocol::EnsureReady, "ensure-ready"),
     (Protocol::Evict, "evict"),
@@ -53,7 +62,10 @@ pub const PROTOCOLS: [(Protocol, &str); 18] = [
     (Protocol::Lower, "lower"),
     (Protocol::Pause, "pause"),
     (Protocol::End, "end"),
+    (Protocol::Add, "add"),
     (Protocol::Relay, "relay"),
+    (Protocol::ReturnAndRelay, "return-and-relay"),
+    (Protocol::Overtake, "overtake"),
     (Protocol::Suspend, "suspend"),
     (Protocol::Refresh, "refresh"),
     (Protocol::Confirm, "confirm"),
@@ -63,6 +75,7 @@ pub const PROTOCOLS: [(Protocol, &str); 18] = [
     (Protocol::KeyLoss, "key-loss"),
     (Protocol::Promote, "promote"),
     (Protocol::FailOver, "fail-over"),
+    (Protocol::Forget, "forget"),
 ];
 
 impl Protocol {
@@ -80,9 +93,11 @@ impl Protocol {
             Self::Evict => &[InitialState::Over],
             Self::Reopen => &[InitialState::Over, InitialState::Evicted],
             Self::Pause | Self::End | Self::Return => &[InitialState::Live, InitialState::Evicted],
-            Self::Raise | Self::Lower | Self::Relay | Self::Refresh => &[InitialState::Live],
+            Self::Raise | Self::Lower | Self::Add | Self::Relay | Self::Refresh => &[InitialState::Live],
+            Self::ReturnAndRelay | Self::Overtake => &[InitialState::Live],
             Self::Confirm | Self::Claims | Self::KeyLoss => &[InitialState::Live],
             Self::Promote | Self::FailOver => &[InitialState::Live],
+            Self::Forget => &[InitialState::Live, InitialState::Over, InitialState::Evicted],
         }
     }
 
@@ -92,9 +107,10 @@ impl Protocol {
             Self::Create | Self::EnsureReady | Self::Evict | Self::Reopen | Self::Suspend | Self::Repair => {
                 true
             }
-            Self::Raise | Self::Lower | Self::Pause | Self::End | Self::Relay | Self::Refresh => false,
+            Self::Raise | Self::Lower | Self::Add | Self::Pause | Self::End => false,
+            Self::Relay | Self::ReturnAndRelay | Self::Overtake | Self::Refresh => false,
             Self::Confirm | Self::Return | Self::Claims => false,
-            Self::KeyLoss | Self::Promote | Self::FailOver => false,
+            Self::KeyLoss | Self::Promote | Self::FailOver | Self::Forget => false,
         }
     }
 
@@ -107,9 +123,27 @@ impl Protocol {
             Self::Reopen => play.patch(node, json!({"ends_at": null}), version).await.brief(),
             Self::Raise => play.patch(node, json!({"limits": {"total": total + 2}}), version).await.brief(),
             Self::Lower => play.patch(node, json!({"limits": {"total": total - 1}}), version).await.brief(),
+            Self::Add => play.add(node).await.brief(),
             Self::Pause => play.set_admin_state(node, "pause").await.brief(),
             Self::End => play.set_admin_state(node, "end").await.brief(),
             Self::Relay => node.relay().await,
+            Self::ReturnAndRelay => {
+                let returned = play.transition(node, "u2", "return").await.brief();
+                format!("{returned}, then {}", node.relay().await)
+            }
+            Self::Overtake => {
+                let mut said = play.claim(node, &play.new_user()).await;
+                while said.status == 201 {
+                    said = play.claim(node, &play.new_user()).await;
+                }
+                let said = said.brief();
+                let relayed = node.relay_beside_others().await;
+                play.fail_over_unless_evicted(initial).await;
+                let new = play.world.node(1);
+                new.refresh().await;
+                let maintained = new.maintain(&play.campaign_id()).await;
+                format!("{said}, then {relayed}; a replica takes over: {maintained}")
+            }
             Self::Suspend => {
                 let relayed = node.relay().await;
                 format!("{relayed}, then {}", node.maintain(&play.campaign_id()).await)
@@ -130,17 +164,17 @@ impl Protocol {
                 play.lose_keys().await;
                 "the keys are gone".to_owned()
             }
+            Self::Forget => {
+                play.forget().await;
+                let refreshed = node.refresh().await;
+                format!("SQL has forgotten; {refreshed}, {}", node.maintain(&play.campaign_id()).await)
+            }
             Self::Promote => {
                 play.promote().await;
                 "the server is promoted".to_owned()
             }
             Self::FailOver => {
-                // What has left Redis stays away: an eviction waits for a replica, too.
-                if [InitialState::Over, InitialState::Evicted].contains(&initial) {
-                    play.promote().await;
-                } else {
-                    play.fail_over().await;
-                }
+                play.fail_over_unless_evicted(initial).await;
                 let new = play.world.node(1);
                 new.refresh().await;
                 let maintained = new.maintain(&play.campaign_id()).await;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Step points that no protocol of the schedules comes to, each with the reason.
-const ELSEWHERE: [(&str, &str); 39] = [
+const ELSEWHERE: [(&str, &str); 38] = [
     ("redis:ping", "the health check, which changes nothing"),
     ("redis:store_id", "asked at the start alone"),
     ("redis:keep_store_id", "written at the start, and then again as it is"),
@@ -23,7 +23,6 @@ const ELSEWHERE: [(&str, &str); 39] = [
     ("sql:taken_by_user", "as above"),
     ("sql:claims", "lists and exports, which change nothing"),
     ("sql:campaigns", "lists of campaigns, which change nothing"),
-    ("sql:add", "a change of rules, as `sql:change` is; e2e::add does"),
     ("sql:audit", "a list of changes, which changes nothing but the numbers of what it lists"),
     ("sql:last_audit", "as above, for the dashboard"),
     ("sql:feed", "reads of the feed, which change nothing"),

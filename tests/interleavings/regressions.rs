@@ -87,6 +87,19 @@ schedules! {
         "postgres over evict@redis:outbox_page ensure-ready@sql:draw_token lease=expired";
     what_a_late_suspender_has_left_of_an_evicted_campaign_goes_by_itself:
         "sqlite over evict@redis:suspend evict lease=expired";
+    a_unit_that_changed_hands_is_not_in_sql_twice:
+        "sqlite live return-and-relay@sql:write_entries overtake lease=held",
+        "postgres live return-and-relay@sql:write_entries overtake lease=held";
+    a_change_that_sql_has_lost_is_in_force_all_the_same:
+        "sqlite live forget@1 pause lease=held",
+        "sqlite live pause@redis:set_rules forget lease=held",
+        "postgres live lower@redis:set_rules forget lease=held";
+    a_campaign_that_sql_has_lost_is_not_said_to_be_created:
+        "sqlite absent create@sql:draw_token forget lease=held",
+        "postgres absent create@sql:draw_token forget lease=held";
+    a_reopening_that_sql_has_lost_is_in_force_all_the_same:
+        "sqlite evicted reopen@redis:load.open forget lease=held",
+        "postgres evicted reopen@redis:load.open forget lease=held";
     a_core_that_changes_an_evicted_campaign_says_of_it_what_sql_says:
         "sqlite evicted refresh@1 pause lease=held",
         "sqlite evicted refresh@1 end lease=held",

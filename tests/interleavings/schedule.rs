@@ -147,8 +147,10 @@ pub struct Played {
 impl Schedule {
     /// Plays it on a campaign of its own.
     pub async fn play(&self, world: &World) -> Played {
-        let play = Play::new(world);
+        let forgets = [self.a, self.b].contains(&Protocol::Forget);
+        let play = Play::new(world, forgets);
         let nodes = [world.node(0), world.node(1)];
+        play.leave_a_database_behind().await;
         self.initial.set(&play, &nodes).await;
         let mut stand = Stand {
             leases: false,

@@ -41,6 +41,10 @@ pub struct Inner {
     pub version: u64,
     /// A creation was answered with success.
     pub created: bool,
+    /// Units that were asked to be added, whatever became of that.
+    pub units_asked: u64,
+    /// Units were added, by an answer with success.
+    pub added: bool,
     /// Ids of claims that no promise covers any more: Redis lost them before SQL had heard of them.
     pub lost: BTreeSet<String>,
     /// Redis and SQL are of two histories: what Redis has granted may be revoked.
@@ -73,6 +77,16 @@ impl Told {
     pub fn asked_for_total(&self, total: u64) {
         let mut told = self.0.lock().unwrap();
         told.total_max = told.total_max.max(total);
+    }
+
+    /// An admin asks for more units.
+    pub fn asked_to_add(&self, units: u64) {
+        self.0.lock().unwrap().units_asked = units;
+    }
+
+    /// Of an addition.
+    pub fn added(&self, reply: &Reply) {
+        self.0.lock().unwrap().added |= reply.status == 200;
     }
 
     /// A claim is on its way: should its caller never hear of it, it is asked again.
@@ -153,6 +167,14 @@ impl Told {
             404 | 409 | 503 => {}
             other => told.wrong.push(format!("a change of the rules was answered {other}: {}", reply.body)),
         }
+    }
+
+    /// Only a core that knows later rules than `version` can bring them back.
+    pub fn forgotten(&self, version: u64) {
+        let mut told = self.0.lock().unwrap();
+        told.version = told.version.min(version);
+        told.created &= version > 0;
+        told.added = false;
     }
 
     pub fn lost(&self, ids: impl IntoIterator<Item = String>) {

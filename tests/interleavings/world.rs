@@ -69,8 +69,8 @@ impl World {
     /// Takes a campaign out of Redis and SQL: the next schedule's read of SQL finds its own alone.
     pub async fn remove(&self, id: &str) {
         let of_campaign =
-            ["claims WHERE campaign_id", "claim_audit WHERE campaign_id", "audit WHERE campaign_id"];
-        for table in of_campaign.into_iter().chain(["campaigns WHERE id"]) {
+            ["claims", "claim_audit", "audit", "additions"].map(|table| format!("{table} WHERE campaign_id"));
+        for table in of_campaign.into_iter().chain(["campaigns WHERE id".to_owned()]) {
             self.sql.run(format!("DELETE FROM {table} = '{id}'")).await;
         }
         let _: () = self.redis.query(&["FLUSHALL"]).await;

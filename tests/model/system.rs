@@ -148,8 +148,7 @@ impl System {
             return Err(format!("{changed:?}"));
         };
         self.core.engine.registry.update(campaign);
-        let campaign = self.core.handle.campaign();
-        let changed = self.core.engine.sync.set_rules(&self.core.handle, &campaign).await;
+        let changed = self.core.engine.put_into_force(&self.core.handle, None).await;
         self.changed();
         changed.map_err(|error| error.to_string())
     }

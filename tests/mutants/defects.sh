@@ -3,10 +3,10 @@
 
 # Invariants 6 and 7: what is taken off the outbox is in SQL.
 defect ack_before_commit core/src/jobs/outbox_relay.rs \
-    '            let turn = match self.commits.commit(' \
+    '            let turn = match self.commit_in_order(' \
     '            let mut early = self.parts.redis.session_of(handle.keys.slot, from).await?;
             self.parts.redis.acknowledge(&mut early, &handle.keys, &batch.entries).await?;
-            let turn = match self.commits.commit('
+            let turn = match self.commit_in_order('
 defect recovery_skips_the_outbox core/src/engine/recovery.rs \
     'let relayed = self.relay_suspended(handle, suspended.epoch).await?;' 'let relayed = 0;'
 defect backlog_not_lowered lua/ack.lua \
@@ -19,12 +19,41 @@ defect entries_of_others_counted lua/ack.lua \
 defect older_row_wins core/src/store/sql/statements.rs \
     'excluded.revision > claims.revision' 'excluded.revision < claims.revision'
 
+# A database that has lost its last transactions: what was answered stays in force, and nothing is given twice.
+defect version_of_a_stale_row core/src/engine/campaigns.rs \
+    'if self.recovery.sql_has_forgotten(&handle).await? {
+            handle.suspect_sql();' \
+    'if false {
+            handle.suspect_sql();' \
+    faults forgotten::a_pause_is_in_force_after_sql_lost_two_changes
+defect newer_rules_taken_for_success core/src/engine/campaigns.rs \
+    'if reply != RulesReply::Applied {
+            return' \
+    'if false {
+            return' \
+    interleavings every_placement
+defect repair_that_does_not_look core/src/engine/reconcile.rs \
+    '"backlog", "lost_events", "rules"]' '"backlog", "lost_events"]' \
+    faults forgotten::a_repair_restores_rules
+defect quantity_left_out_of_the_upsert core/src/store/sql/statements.rs \
+    'quantity = excluded.quantity, ' '' \
+    faults forgotten::a_revoked_key
+defect evicted_handle_trusted core/src/engine/claims.rs \
+    'if handle.campaign().evicted.is_some() {
+            handle = Box::pin(' \
+    'if false {
+            handle = Box::pin(' \
+    faults forgotten::a_key_acknowledged_after_a_reopening
+defect entries_written_in_any_order core/src/jobs/group_commit.rs \
+    'EntryOrder::Following' 'EntryOrder::Any' \
+    interleavings a_unit_that_changed_hands
+
 # The feed tells of each commit, in order.
 defect feed_numbers_taken_first core/src/store/sql/outbox_writer.rs \
-    '        let locked = self.lock_campaigns(&mut transaction, batches).await?;
+    '        let locked = self.lock_campaigns(&mut transaction, batches, order).await?;
         let (mut rows' \
     '        sqlx::query("UPDATE feed_position SET last_number = last_number").execute(&mut *transaction).await?;
-        let locked = self.lock_campaigns(&mut transaction, batches).await?;
+        let locked = self.lock_campaigns(&mut transaction, batches, order).await?;
         let (mut rows' \
     faults feed::a_commit_that_is_held_up
 defect feed_lacks_salvaged_claims core/src/store/sql/outbox_writer.rs \
