@@ -270,17 +270,22 @@ impl<'w> Play<'w> {
         redis.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
     }
 
-    /// While both protocols stand still: two callers who have not asked before, one at each core; and one who gives a claim
+    /// While both protocols stand still: two callers who have not asked before, one at each core, who ask again at
+    /// the other if they win; and one who gives a claim
     /// back, if the campaign is in Redis. An evicted one would come back for it, in the midst of what stands still.
     pub async fn callers(&self, nodes: &[Node; 2], initial: InitialState) {
         if initial.is_in_redis() {
             let reply = self.transition(&nodes[1], "u5", "return").await;
             self.log.add(format!("    u5 gives back at B: {}", reply.brief()));
         }
-        for (node, name) in nodes.iter().zip(NAMES) {
+        for at in 0..nodes.len() {
             let user = self.new_user();
-            let reply = self.claim(node, &user).await;
-            self.log.add(format!("    {user} claims at {name}: {}", reply.brief()));
+            let reply = self.claim(&nodes[at], &user).await;
+            self.log.add(format!("    {user} claims at {}: {}", NAMES[at], reply.brief()));
+            if reply.status == 201 {
+                let again = self.claim(&nodes[1 - at], &user).await;
+                self.log.add(format!("    {user} asks again at {}: {}", NAMES[1 - at], again.brief()));
+            }
         }
     }
 }

@@ -94,6 +94,9 @@ schedules! {
         "sqlite live forget@1 pause lease=held",
         "sqlite live pause@redis:set_rules forget lease=held",
         "postgres live lower@redis:set_rules forget lease=held";
+    a_key_acknowledged_after_a_reopening_is_found_through_every_core:
+        "sqlite evicted reopen@1 evict lease=held",
+        "postgres evicted reopen@1 evict lease=held";
     a_campaign_that_sql_has_lost_is_not_said_to_be_created:
         "sqlite absent create@sql:draw_token forget lease=held",
         "postgres absent create@sql:draw_token forget lease=held";

@@ -90,9 +90,12 @@ impl Run {
             }
             Operation::LoseKeys(mask) => self.lose_keys(mask).await,
             Operation::Relay => self.relayed().await,
-            Operation::Starve(..) | Operation::Copy | Operation::Stale | Operation::Compare => {
-                self.compare().await
-            }
+            Operation::Starve(..)
+            | Operation::Copy
+            | Operation::Stale
+            | Operation::CopySql
+            | Operation::ForgetSql(_)
+            | Operation::Compare => self.compare().await,
         }
     }
 

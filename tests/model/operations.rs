@@ -69,6 +69,10 @@ pub enum Operation {
     Copy,
     /// Redis restarts, on the copy.
     Stale,
+    /// The database is copied, to be brought back by and by.
+    CopySql,
+    /// The copy of the database takes its place; with `true`, core restarts before it notices.
+    ForgetSql(bool),
     /// Everything in Redis is compared.
     Compare,
 }
@@ -144,7 +148,7 @@ impl Table {
     /// What happens next at `now`.
     pub fn next(&self, rng: &mut Rng, now: i64, model: &Model) -> Operation {
         type Choice = fn(&Table, &mut Rng, i64, &Model) -> Operation;
-        let choices: [(u32, Choice); 16] = [
+        let choices: [(u32, Choice); 18] = [
             (420, |table, rng, _, _| Operation::Claims(table.batch(rng))),
             (4, |table, rng, _, _| Operation::ClaimsInCrash(table.batch(rng), rng.count(0, 12))),
             (220, |table, rng, _, _| table.transition(rng)),
@@ -160,6 +164,8 @@ impl Table {
             (3, |table, rng, _, _| Operation::Starve(table.starved(rng), rng.percent(50))),
             (4, |_, _, _, _| Operation::Copy),
             (4, |_, _, _, _| Operation::Stale),
+            (4, |_, _, _, _| Operation::CopySql),
+            (4, |_, rng, _, _| Operation::ForgetSql(rng.percent(50))),
             (8, |_, rng, _, _| Operation::LoseKeys(u8::try_from(rng.count(1, 31)).expect("five bits"))),
         ];
         if rng.percent(1) {

@@ -59,6 +59,8 @@ struct Run {
     seen: u64,
     /// The last sequence when Redis was copied.
     copied_at: Option<u64>,
+    /// What SQL held when it was copied.
+    copied_sql: Option<Model>,
     tally: Tally,
     told: VecDeque<String>,
 }
@@ -78,6 +80,7 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
         system,
         seen: 0,
         copied_at: None,
+        copied_sql: None,
         tally: Tally::default(),
         told: VecDeque::new(),
     };
@@ -137,6 +140,13 @@ impl Run {
                 Ok(())
             }
             Operation::Stale => self.stale().await,
+            Operation::CopySql => {
+                self.relay().await?;
+                self.copied_sql = Some(self.kept.clone());
+                self.system.copy_sql().await;
+                Ok(())
+            }
+            Operation::ForgetSql(restarts) => self.forget_sql(restarts).await,
             Operation::Compare => self.compare().await,
         }
     }
@@ -283,6 +293,27 @@ impl Run {
         self.tally.loads += 1;
         self.system.restart_redis_on_copy().await;
         self.loaded(last_sequence(&self.kept).max(self.seen)..=self.model.sequence).await
+    }
+
+    /// SQL comes back as it was a while ago: all that it lacks is written again from Redis.
+    async fn forget_sql(&mut self, restarts: bool) -> Result<(), String> {
+        let Some(copied) = self.copied_sql.take() else { return Ok(()) };
+        self.relay().await?;
+        self.system.forget_sql(restarts).await;
+        let is_behind = copied.claims != self.kept.claims || copied.rules.version != self.model.rules.version;
+        for (id, claim) in &mut self.model.claims {
+            if copied.claims.get(id) != Some(claim) {
+                claim.updated_at = claim.view.claimed_at;
+            }
+        }
+        let rows = u64::try_from(self.model.claims.len()).expect("a count");
+        let recovered = self.system.maintain().await?;
+        // An epoch may be all that was lost.
+        if is_behind || recovered != Recovered::Ready {
+            self.tally.loads += 1;
+            same(&Recovered::Loaded(rows), &recovered)?;
+        }
+        self.relay().await
     }
 
     /// Redis has lost something: nothing is decided until all has been loaded from SQL.

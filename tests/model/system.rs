@@ -22,7 +22,7 @@ use futures_util::future::{join, join_all};
 use serde_json::json;
 use support::clock::FrozenClock;
 use support::wait::{SOON, eventually};
-use support::{RedisView, Servers};
+use support::{RedisView, Servers, Sql};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, yield_now};
@@ -43,6 +43,8 @@ pub struct System {
     sql: SqlStore,
     core: Core,
     copied: Vec<(String, Vec<u8>)>,
+    /// The database, past core.
+    tables: Sql,
     _directory: TempDir,
 }
 
@@ -76,11 +78,12 @@ impl System {
         let directory = tempfile::Builder::new().prefix("cgm-").tempdir().expect("a temporary directory");
         let sql = SqlStore::open(&sqlite_url(&directory.path().join("claimgate.sqlite"))).await;
         let sql = sql.expect("SQL opens");
+        let tables = Sql::in_directory(directory.path());
         let campaign = new_campaign(rules);
         sql.create(&campaign, change_at(begins_at)).await.expect("SQL answers");
         let core = Core::start(&redis, &sql, campaign);
         core.engine.recovery.ensure_ready(&core.handle).await.expect("loaded");
-        Self { clock, redis, sql, core, copied: Vec::new(), _directory: directory }
+        Self { clock, redis, sql, core, copied: Vec::new(), tables, _directory: directory }
     }
 
     /// Claims together; `Err` when any was not decided.
@@ -265,6 +268,21 @@ impl System {
             redis.run::<()>(redis::cmd("RESTORE").arg(key).arg(0).arg(dump).arg("REPLACE")).await;
         }
         self.restart_redis().await;
+    }
+
+    /// Copies the database.
+    pub async fn copy_sql(&self) {
+        self.tables.copy_tables().await;
+    }
+
+    /// The copy takes the database's place, and core notices, as it does within a second; with `restarts`, another core does.
+    pub async fn forget_sql(&mut self, restarts: bool) {
+        self.tables.bring_tables_back().await;
+        if restarts {
+            self.restart_core().await;
+        }
+        self.core.handle.suspect_sql();
+        self.changed();
     }
 
     /// Redis as it is.

@@ -44,6 +44,9 @@ defect evicted_handle_trusted core/src/engine/claims.rs \
     'if false {
             handle = Box::pin(' \
     faults forgotten::a_key_acknowledged_after_a_reopening
+defect keys_of_additions_not_restored core/src/store/sql/campaigns.rs \
+    'in additions {' 'in &additions[..0] {' \
+    faults forgotten::an_addition_whose_key
 defect entries_written_in_any_order core/src/jobs/group_commit.rs \
     'EntryOrder::Following' 'EntryOrder::Any' \
     interleavings a_unit_that_changed_hands

@@ -133,22 +133,20 @@ impl Recovery {
     /// # Errors
     /// When a store does not answer, and when the keys are of another layout or register: these it leaves as they are.
     pub async fn maintain(&self, handle: &CampaignHandle) -> Result<Recovered, RecoveryError> {
-        if handle.suspects_sql()
-            && let Some(recovered) = self.recover_forgotten(handle).await?
-        {
-            return Ok(recovered);
-        }
-        if handle.campaign().evicted.is_some() {
-            return Ok(Recovered::Ready);
-        }
-        match self.attend(handle).await {
-            // It may have been whole at the first call, and damaged at the next.
-            Err(RecoveryError::Sync(error)) if error.not_ready_reason().is_some() => {}
-            attended => return attended.map(|()| Recovered::Ready),
-        }
-        let recovered = self.recover(handle, false).await?;
+        let forgotten = if handle.suspects_sql() { self.recover_forgotten(handle).await? } else { None };
+        let recovered = match forgotten {
+            Some(recovered) => recovered,
+            None if handle.campaign().evicted.is_some() => return Ok(Recovered::Ready),
+            None => match self.attend(handle).await {
+                // It may have been whole at the first call, and damaged at the next.
+                Err(RecoveryError::Sync(error)) if error.not_ready_reason().is_some() => {
+                    self.recover(handle, false).await?
+                }
+                attended => return attended.map(|()| Recovered::Ready),
+            },
+        };
         // Holds may be due whether the campaign still makes any or not.
-        if recovered != Recovered::Elsewhere {
+        if recovered != Recovered::Elsewhere && handle.is_in_redis() {
             self.sync.sweep(handle).await?;
         }
         Ok(recovered)
