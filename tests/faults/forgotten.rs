@@ -97,7 +97,7 @@ async fn a_lower_total_is_in_force_after_sql_lost_the_change_before() {
     }
 }
 
-/// Nobody asks for anything: the older rules come back neither in SQL nor in Redis.
+/// Without any call of an admin, the older rules come back neither in SQL nor in Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_rule_never_comes_back_by_itself() {
     for fixture in fixtures().await {

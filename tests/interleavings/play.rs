@@ -108,7 +108,7 @@ impl<'w> Play<'w> {
         reply
     }
 
-    /// Adds two units, under one and the same key whoever asks.
+    /// Adds two units, always under the same key.
     pub async fn add(&self, node: &Node) -> Reply {
         self.told.asked_to_add(2);
         let body = json!({"units": 2, "idempotency_key": "more"});

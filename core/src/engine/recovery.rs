@@ -164,7 +164,7 @@ impl Recovery {
         }
     }
 
-    /// Where SQL has lost what it once had of the campaign, loads it anew, which writes again what Redis and this core know;
+    /// Where SQL has lost what it once had of the campaign, loads the campaign again, which restores what Redis and this core know;
     /// `None` when it has lost nothing.
     async fn recover_forgotten(&self, handle: &CampaignHandle) -> Result<Option<Recovered>, RecoveryError> {
         if !self.sql_has_forgotten(handle).await? {
