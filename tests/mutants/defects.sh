@@ -191,7 +191,7 @@ defect loader_not_fenced lua/load.lua '  if last_token ~= token then return true
 defect users_lost_while_loading lua/load.lua \
     " or redis.call('HGET', users_key, STATE) ~= epoch" '' faults lock::an_old_token
 defect older_token_suspends lua/suspend.lua \
-    "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late' } end" '' faults lock::an_old_token
+    "if token and tonumber(token) > tonumber(ARGV[3]) then return { 'late', token } end" '' faults lock::an_old_token
 defect evicted_suspended_again core/src/store/sql/campaigns.rs \
     'WHERE id = $1 AND evicted_at IS NULL RETURNING' 'WHERE id = $1 RETURNING' interleavings regressions
 defect all_columns_read core/src/store/sql/campaigns.rs \
