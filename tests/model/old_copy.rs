@@ -36,3 +36,20 @@ async fn a_confirmation_that_redis_has_lost_is_not_undone() {
         "found {ready:?}; bob: {answers:?}; SQL: {taken} of 1 taken, {statuses:?}"
     );
 }
+
+/// The last word is Redis', also where the check that precedes every change has seen nothing.
+#[tokio::test(flavor = "current_thread")]
+async fn rules_are_not_said_to_be_in_force_where_redis_has_newer_ones() {
+    let begins_at = jiff::Timestamp::now().as_millisecond();
+    let rules = Rules::held(10, HOLD_MS, begins_at);
+    let mut system = System::start(&rules, begins_at).await;
+    system.copy_sql().await;
+    for version in 2..=3 {
+        system.change(&Rules { version, ..rules.clone() }).await.expect("in force");
+    }
+    system.forget_sql(true).await;
+    let refused = system.change(&Rules { version: 2, ..rules.clone() }).await;
+    assert!(refused.is_err(), "Redis decides by version 3");
+    system.maintain().await.expect("maintained");
+    system.change(&Rules { version: 4, ..rules }).await.expect("in force");
+}

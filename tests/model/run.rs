@@ -49,6 +49,7 @@ impl Tally {
 /// One campaign being played.
 struct Run {
     rng: Rng,
+    rng_of_sql: Rng,
     table: Table,
     model: Model,
     system: System,
@@ -73,6 +74,7 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
     let model = Model::new(rules);
     let mut run = Run {
         rng,
+        rng_of_sql: Rng::of(seed),
         table,
         kept: model.clone(),
         kept_exactly: true,
@@ -94,7 +96,8 @@ pub async fn play(seed: u64, operations: u64) -> Result<Tally, String> {
 impl Run {
     async fn turn(&mut self) -> Result<(), String> {
         let now = self.system.clock.now_ms();
-        let operation = self.table.next(&mut self.rng, now, &self.model);
+        let operation = Table::next_of_sql(&mut self.rng_of_sql)
+            .unwrap_or_else(|| self.table.next(&mut self.rng, now, &self.model));
         self.tell(&operation);
         self.tally.operations += operation.weight();
         match operation {

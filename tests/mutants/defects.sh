@@ -31,7 +31,7 @@ defect newer_rules_taken_for_success core/src/engine/campaigns.rs \
             return' \
     'if false {
             return' \
-    interleavings every_placement
+    model rules_are_not_said
 defect repair_that_does_not_look core/src/engine/reconcile.rs \
     '"backlog", "lost_events", "rules"]' '"backlog", "lost_events"]' \
     faults forgotten::a_repair_restores_rules
