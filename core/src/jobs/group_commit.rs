@@ -215,7 +215,8 @@ mod tests {
         let entry = OutboxEntry {
             id: format!("1-{place}"),
             epoch: Epoch::default(),
-            count: place,
+            // The campaign's first event, whatever place it was given.
+            count: 1,
             events: vec![event],
             by: None,
             trace: None,
@@ -268,6 +269,21 @@ mod tests {
         for (campaign, claims) in [("one", 1), ("two", 0), ("three", 1)] {
             assert_eq!(claims_of(&sql, campaign).await, claims, "{campaign}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_batch_waits_for_the_events_before_it() {
+        let (sql, _directory) = sql_with(&["one"]).await;
+        let commits = GroupCommit::new(sql.clone());
+        let id = "one".parse().unwrap();
+        let (first, mut second) = (grant(1, 10), grant(2, 10));
+        Arc::get_mut(&mut second).unwrap().entries[0].count = 2;
+        let early = commits.commit(&id, Arc::clone(&second)).await;
+        assert!(matches!(early, Err(CommitError::Write(OutboxWriteError::OutOfOrder))), "{early:?}");
+        assert_eq!(claims_of(&sql, "one").await, 0);
+        drop(commits.commit(&id, first).await.unwrap());
+        drop(commits.commit(&id, second).await.unwrap());
+        assert_eq!(claims_of(&sql, "one").await, 2);
     }
 
     #[tokio::test]
