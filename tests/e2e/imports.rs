@@ -34,7 +34,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
     ),
     ("doctor", &["clock", "config", "data_dir", "redis_address", "store"]),
     ("http", &["clock", "credentials", "domain", "engine", "metrics", "store", "traces"]),
-    ("jobs", &["clock", "domain", "engine", "metrics", "store", "traces"]),
+    ("jobs", &["clock", "domain", "engine", "metrics", "step", "store", "traces"]),
     (
         "server",
         &["config", "doctor", "engine", "http", "jobs", "metrics", "redis_address", "store", "traces"],

@@ -167,16 +167,35 @@ impl Recovery {
     /// Where SQL has lost what it once had of the campaign, loads the campaign again, which restores what Redis and this core know;
     /// `None` when it has lost nothing.
     async fn recover_forgotten(&self, handle: &CampaignHandle) -> Result<Option<Recovered>, RecoveryError> {
-        if !self.sql_has_forgotten(handle).await? {
-            handle.clear_suspicion();
-            return Ok(None);
+        let id = &handle.campaign().id;
+        if self.sql_has_forgotten(handle).await? {
+            tracing::error!(campaign = %id, "SQL has lost its last changes: they are written again");
+        } else {
+            let events = self.deleted_events(handle).await?;
+            if events == 0 {
+                handle.clear_suspicion();
+                return Ok(None);
+            }
+            tracing::error!(campaign = %id, events, "outbox entries were deleted before SQL had them: they are written again");
+            metrics::deleted_events(events);
         }
-        tracing::error!(campaign = %handle.campaign().id, "SQL has lost its last changes: they are written again");
         let recovered = self.recover(handle, true).await?;
         if recovered != Recovered::Elsewhere {
             handle.clear_suspicion();
         }
         Ok(Some(recovered))
+    }
+
+    /// How many events lie between those that SQL has and the first that is left in the outbox: something else has deleted
+    /// their entries, and those behind them would wait for them in vain.
+    async fn deleted_events(&self, handle: &CampaignHandle) -> Result<u64, RecoveryError> {
+        let id = &handle.campaign().id;
+        let Some((page, _)) = self.sync.redis.outbox_page(&handle.keys, "0-0").await? else { return Ok(0) };
+        // Asked after Redis: SQL can only have come further.
+        let Some(row) = self.sync.sql.campaign(id).await? else { return Ok(0) };
+        let first = page.entries.first().filter(|entry| entry.epoch == row.epoch);
+        let before = first.map_or(0, |entry| entry.count.saturating_sub(entry.events.len() as u64));
+        Ok(before.saturating_sub(row.high_water_mark.events))
     }
 
     /// Whether SQL has lost what it once had of the campaign: its row, an epoch, a version of the rules, or events that were
