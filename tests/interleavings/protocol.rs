@@ -114,6 +114,18 @@ impl Protocol {
         }
     }
 
+    /// Whether a protocol shows more beside `other` than those of which it is made, or which it resembles: `raise`, `return`,
+    /// `claims`, `relay` and `fail-over` are played beside everything.
+    pub fn meets(self, other: Self) -> bool {
+        match self {
+            Self::Add => [Self::Add, Self::Forget].contains(&other),
+            Self::ReturnAndRelay | Self::Overtake => {
+                [Self::ReturnAndRelay, Self::Overtake, Self::Relay, Self::Forget].contains(&other)
+            }
+            _ => true,
+        }
+    }
+
     /// Does the work, at `node`; in a few words, what it came to.
     pub async fn run(self, play: &Play<'_>, node: &Node, initial: InitialState) -> String {
         let (version, total) = (initial.version(), initial.total());
