@@ -94,6 +94,16 @@ impl Fixture {
         Ok(Self { core, others: vec![], proxy: None, server, postgres: Some(postgres), sql: Sql::open(&url) })
     }
 
+    /// One core on SQLite, and one on PostgreSQL unless there is none.
+    pub async fn on_both_databases() -> Vec<Self> {
+        let mut fixtures = vec![Self::managed().await];
+        match Self::on_postgres(true).await {
+            Ok(fixture) => fixtures.push(fixture),
+            Err(why) => crate::tally::say(&format!("SKIPPED on PostgreSQL: {why}")),
+        }
+        fixtures
+    }
+
     /// Two cores on the same servers and one PostgreSQL; where there is one server, the first reaches it through a proxy.
     /// `Err` where there is no PostgreSQL.
     pub async fn two_cores() -> Result<Self, String> {

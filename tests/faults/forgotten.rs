@@ -11,16 +11,6 @@ use support::{Core, CoreOptions, SOON, eventually};
 
 use crate::fixture::Fixture;
 
-/// Both databases; the second is left out where there is no PostgreSQL.
-async fn fixtures() -> Vec<Fixture> {
-    let mut fixtures = vec![Fixture::managed().await];
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixtures.push(fixture),
-        Err(why) => crate::tally::say(&format!("SKIPPED on PostgreSQL: {why}")),
-    }
-    fixtures
-}
-
 /// Waits until both stores have the same, by the product's own comparison.
 async fn agrees(fixture: &Fixture) {
     eventually(SOON, || async {
@@ -46,7 +36,7 @@ async fn add(core: &Core, units: i64, key: &str) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_is_in_force_after_sql_lost_the_change_before() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("demo", json!({"total": 100})).await;
         fixture.sql.copy_tables().await;
@@ -65,7 +55,7 @@ async fn a_pause_is_in_force_after_sql_lost_the_change_before() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pause_is_in_force_after_sql_lost_two_changes_and_core_restarted() {
-    for mut fixture in fixtures().await {
+    for mut fixture in Fixture::on_both_databases().await {
         fixture.core.create("demo", json!({"total": 100})).await;
         fixture.sql.copy_tables().await;
         for total in [90, 80] {
@@ -82,7 +72,7 @@ async fn a_pause_is_in_force_after_sql_lost_two_changes_and_core_restarted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lower_total_is_in_force_after_sql_lost_the_change_before() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("demo", json!({"total": 100})).await;
         fixture.sql.copy_tables().await;
@@ -100,7 +90,7 @@ async fn a_lower_total_is_in_force_after_sql_lost_the_change_before() {
 /// Without any call of an admin, the older rules come back neither in SQL nor in Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_rule_never_comes_back_by_itself() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("demo", json!({"total": 100})).await;
         core.claim("demo", "ann", "k").await.expect(201);
@@ -123,7 +113,7 @@ async fn an_older_rule_never_comes_back_by_itself() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repair_restores_rules_and_looks_whether_it_has() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("demo", json!({"total": 100})).await;
         // Other rules of the same version: a version that was lost and given again.
@@ -141,7 +131,7 @@ async fn a_repair_restores_rules_and_looks_whether_it_has() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_key_that_is_decided_again_has_its_new_quantity_in_sql() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("demo", json!({"total": 10})).await;
         core.claim("demo", "bob", "k").await.expect(201);
@@ -193,7 +183,7 @@ async fn a_key_acknowledged_after_a_reopening_is_found_through_every_core() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_campaign_whose_row_sql_has_lost_is_written_again() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("other", json!({"total": 1})).await;
         fixture.sql.copy_tables().await;
@@ -215,7 +205,7 @@ async fn a_campaign_whose_row_sql_has_lost_is_written_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_addition_whose_key_sql_has_lost_is_not_made_again() {
-    for mut fixture in fixtures().await {
+    for mut fixture in Fixture::on_both_databases().await {
         fixture.core.create("demo", json!({"total": 10})).await;
         fixture.sql.copy_tables().await;
         assert_eq!(add(&fixture.core, 5, "monday").await["limits"]["total"], 15);
@@ -230,7 +220,7 @@ async fn an_addition_whose_key_sql_has_lost_is_not_made_again() {
 /// Rows, marks and the raise of an epoch: all claims that Redis has come back to SQL without anybody's doing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_that_an_older_copy_lacks_come_back_by_themselves() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let core = &fixture.core;
         core.create("demo", json!({"total": 30})).await;
         for at in 0..10 {

@@ -63,19 +63,9 @@ async fn with_rows_lost(row: &Row, fixture: &Fixture, where_lost: &str) -> Check
     checker
 }
 
-/// Both databases; `None` where there is no PostgreSQL.
-async fn fixtures() -> Vec<Fixture> {
-    let mut fixtures = vec![Fixture::managed().await];
-    match Fixture::on_postgres(true).await {
-        Ok(fixture) => fixtures.push(fixture),
-        Err(why) => crate::tally::say(&format!("SKIPPED on PostgreSQL: {why}")),
-    }
-    fixtures
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let row = Row::begin("SQL has lost rows: repair");
         let checker = with_rows_lost(&row, &fixture, "sequence > 60 AND sequence <= 78").await;
         let mut follower = Follower::default();
@@ -99,7 +89,7 @@ async fn rows_that_sql_has_lost_are_not_given_again_by_a_repair() {
 /// What was given back and granted again comes to SQL in that order, whatever the order in which Redis has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn units_that_were_given_back_and_granted_again_are_rescued_without_revoking_any() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let row = Row::begin("the outbox is lost, units had changed hands");
         let limits = Limits { total: Some(42), per_user: Some(2), per_user_per_day: None };
         let checker = Checker::create(&fixture.core, "demo", limits).await;
@@ -128,7 +118,7 @@ async fn units_that_were_given_back_and_granted_again_are_rescued_without_revoki
 /// Lowering a limit revokes nothing, also where SQL has lost what was granted before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_sql_has_lost_come_back_though_a_limit_was_lowered_since() {
-    for fixture in fixtures().await {
+    for fixture in Fixture::on_both_databases().await {
         let row = Row::begin("SQL has lost rows: a limit was lowered");
         let checker = with_rows_lost(&row, &fixture, "user_id = 'often' AND sequence > 70").await;
         fixture.core.patch("demo", json!({"limits": {"per_user": 2}})).await.expect(200);
@@ -145,7 +135,7 @@ async fn rows_that_sql_has_lost_come_back_though_a_limit_was_lowered_since() {
 /// A failover of PostgreSQL to a standby that lags: rows are gone, and with them that the epoch was raised.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_and_an_epoch_that_sql_has_lost_are_not_given_again_by_a_recovery() {
-    for mut fixture in fixtures().await {
+    for mut fixture in Fixture::on_both_databases().await {
         let row = Row::begin("SQL has lost rows and the raise of an epoch: recovery");
         let checker = Checker::create(&fixture.core, "demo", LIMITS).await;
         checker.win(&fixture.core, 0..60).await;

@@ -176,7 +176,7 @@ impl Table {
         rng.weighted(&choices)(self, rng, now, model)
     }
 
-    /// Whether the database is copied now, or a copy comes back. Drawn apart from all else, so that the seeds of before play what
+    /// Whether the database is copied now, or a copy comes back. Drawn from a separate generator, so that older seeds play what
     /// they played.
     pub fn next_of_sql(rng: &mut Rng) -> Option<Operation> {
         if !rng.percent(1) {

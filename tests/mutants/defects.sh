@@ -44,7 +44,7 @@ defect evicted_handle_trusted core/src/engine/claims.rs \
     'if false {
             handle = Box::pin(' \
     faults forgotten::a_key_acknowledged_after_a_reopening
-defect keys_of_additions_not_restored core/src/store/sql/campaigns.rs \
+defect keys_of_additions_not_restored core/src/store/sql/restore.rs \
     'in additions {' 'in &additions[..0] {' \
     faults forgotten::an_addition_whose_key
 defect entries_written_in_any_order core/src/jobs/group_commit.rs \

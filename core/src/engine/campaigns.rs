@@ -297,7 +297,7 @@ impl Engine {
     async fn apply(&self, changed: Campaign, addition: Option<&Addition>) -> Result<(), EngineError> {
         let handle = self.registry.update(changed.clone());
         let known = handle.campaign();
-        // A version that SQL has lost and given again: this core knows the rules of before by it.
+        // A version that SQL has lost and given again: this core knows the earlier rules by it.
         let applied = if known.version == changed.version && !known.decides_as(&changed) {
             Err(Self::forgotten(&handle).into())
         } else {

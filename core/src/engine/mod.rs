@@ -15,6 +15,7 @@ mod eviction;
 mod feed;
 mod feed_watch;
 pub mod foreign;
+mod forgotten;
 pub mod handle;
 pub mod health;
 mod imports;

@@ -31,6 +31,7 @@ mod numbers;
 mod outbox_writer;
 mod pool;
 mod replication;
+mod restore;
 mod serving;
 pub mod statements;
 mod transition;
