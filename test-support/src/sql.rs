@@ -212,16 +212,21 @@ impl Sql {
         }
     }
 
-    /// Brings the copy back, as a failover to a standby does that lacks the last transactions.
+    /// Brings the copy back, as a failover to a standby does that lacks the last transactions. Cores go on meanwhile: the database
+    /// may end this transaction for a deadlock with one of theirs.
     pub async fn bring_tables_back(&self) {
-        let mut transaction = self.pool.begin().await.expect("a transaction");
+        eventually(SOON, || async { self.try_to_bring_back().await.map_err(|error| error.to_string()) })
+            .await;
+    }
+
+    async fn try_to_bring_back(&self) -> Result<(), sqlx::Error> {
+        let mut transaction = self.pool.begin().await?;
         let cleared = TABLES.iter().rev().map(|table| format!("DELETE FROM {table}"));
         let filled = TABLES.iter().map(|table| format!("INSERT INTO {table} SELECT * FROM {table}_behind"));
         for statement in cleared.chain(filled) {
-            let done = sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut *transaction).await;
-            done.expect("a statement");
+            sqlx::query(sqlx::AssertSqlSafe(statement)).execute(&mut *transaction).await?;
         }
-        transaction.commit().await.expect("committed");
+        transaction.commit().await
     }
 
     /// Changes a campaign's columns as a core does that dies before Redis hears of it: under the next version and number.
