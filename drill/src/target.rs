@@ -1,6 +1,6 @@
 //! Where the claims go.
 
-use claimgate_client::{Admin, Answer, ClaimCall, Edge, Error, Internal};
+use claimgate_client::{Admin, Answer, ClaimCall, Edge, Error, Internal, Retries};
 use claimgate_shared::jwt::UserTokens;
 use claimgate_shared::{CampaignId, CampaignView, ClaimReply, Code, Timestamp, UserId};
 
@@ -49,11 +49,14 @@ impl Target {
     /// When neither answers there, or core is not ready.
     pub async fn find(url: &str, token: &str) -> Result<Self, DrillError> {
         let failed = DrillError::at("asking who listens at URL");
-        let core = Internal::new(url, token).map_err(&failed)?;
+        // The drill repeats calls itself, for as long as its plan says.
+        let core = Internal::new(url, token).map_err(&failed)?.with_retries(Retries::NONE);
         match core.ready().await {
             Ok(_) => Ok(Self::Core(core)),
             // Core has this call, the edge has not.
-            Err(error) if error.is(Code::NotFound) => Ok(Self::Edge(Edge::new(url).map_err(failed)?)),
+            Err(error) if error.is(Code::NotFound) => {
+                Ok(Self::Edge(Edge::new(url).map_err(failed)?.with_retries(Retries::NONE)))
+            }
             Err(error) => Err(failed(error)),
         }
     }

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::listener::Listener;
-use crate::{Answer, Error};
+use crate::{Answer, Error, Retries};
 
 /// Longer than core takes for any import.
 const IMPORT_WAIT: Duration = Duration::from_mins(11);
@@ -59,12 +59,19 @@ impl Admin {
         Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
     }
 
+    /// Repeats calls that are safe to repeat as `retries` say: all of them, but those that say that they are sent once.
+    #[must_use]
+    pub fn with_retries(mut self, retries: Retries) -> Self {
+        self.listener.retries = retries;
+        self
+    }
+
     /// Creates a campaign; done too when an identical one exists.
     ///
     /// # Errors
     /// `campaign_exists` when it differs, and other problems.
     pub async fn create(&self, campaign: &NewCampaign) -> Result<Answer<AdminView>, Error> {
-        self.listener.send(self.request(Method::POST, "/campaigns").json(campaign)).await
+        self.listener.send_until_decided(self.request(Method::POST, "/campaigns").json(campaign)).await
     }
 
     /// All campaigns, in the order of their ids.
@@ -83,7 +90,7 @@ impl Admin {
         self.get(&format!("/campaigns/{id}")).await
     }
 
-    /// Changes name, window, limits or hold. `change` has the `version` that it is made against; members left out stay.
+    /// Changes name, window, limits or hold. `change` has the `version` that it is made against; members left out stay. Sent once.
     ///
     /// # Errors
     /// `version_conflict` and other problems.
@@ -102,7 +109,9 @@ impl Admin {
         key: &IdempotencyKey,
     ) -> Result<Answer<AdminView>, Error> {
         let body = json!({"units": units, "idempotency_key": key});
-        self.listener.send(self.request(Method::POST, &format!("/campaigns/{id}/add")).json(&body)).await
+        self.listener
+            .send_until_decided(self.request(Method::POST, &format!("/campaigns/{id}/add")).json(&body))
+            .await
     }
 
     /// Stops claims until resumed.
@@ -135,7 +144,9 @@ impl Admin {
     /// `campaign_open`, `import_unfinished`, `invalid_request` with the first bad line, and other problems.
     pub async fn import(&self, id: &CampaignId, csv: Vec<u8>) -> Result<Answer<Value>, Error> {
         let request = self.request(Method::POST, &format!("/campaigns/{id}/import"));
-        self.listener.send(request.header(CONTENT_TYPE, CSV).body(csv).timeout(IMPORT_WAIT)).await
+        self.listener
+            .send_until_decided(request.header(CONTENT_TYPE, CSV).body(csv).timeout(IMPORT_WAIT))
+            .await
     }
 
     /// A campaign's claims as SQL has them, in the order of their sequence: all, or those of one user or status.
@@ -192,7 +203,7 @@ impl Admin {
         wait_s: u32,
     ) -> Result<Answer<Value>, Error> {
         let request = self.changes_request(after, campaign, limit, wait_s);
-        self.listener.send(request).await
+        self.listener.send_until_decided(request).await
     }
 
     fn changes_request(
@@ -221,15 +232,15 @@ impl Admin {
     /// Problems.
     pub async fn set_replicas(&self, replicas_min: u32) -> Result<Answer<Value>, Error> {
         let body = json!({"replicas_min": replicas_min});
-        self.listener.send(self.request(Method::POST, "/replication").json(&body)).await
+        self.listener.send_until_decided(self.request(Method::POST, "/replication").json(&body)).await
     }
 
-    /// Believes the servers that are the primaries now, though they may lack acknowledged claims.
+    /// Believes the servers that are the primaries now, though they may lack acknowledged claims. Sent once.
     ///
     /// # Errors
     /// Problems.
     pub async fn accept_loss(&self) -> Result<Answer<Value>, Error> {
-        self.post("/replication/accept-loss").await
+        self.listener.send(self.request(Method::POST, "/replication/accept-loss")).await
     }
 
     /// All webhooks.
@@ -240,7 +251,7 @@ impl Admin {
         self.list("/webhooks", &[], "cursor").await
     }
 
-    /// Makes a webhook for one campaign or for all; its `secret` is in this answer alone.
+    /// Makes a webhook for one campaign or for all; its `secret` is in this answer alone. Sent once.
     ///
     /// # Errors
     /// `invalid_request` for an address that may not be called, and other problems.
@@ -253,7 +264,7 @@ impl Admin {
         self.listener.send(self.request(Method::POST, "/webhooks").json(&body)).await
     }
 
-    /// Removes a webhook.
+    /// Removes a webhook. Sent once.
     ///
     /// # Errors
     /// `webhook_not_found` and other problems.
@@ -261,7 +272,7 @@ impl Admin {
         self.listener.send(self.request(Method::DELETE, &format!("/webhooks/{id}"))).await
     }
 
-    /// Sends a test event; whether it was `delivered`, and the `error` if not.
+    /// Sends a test event; whether it was `delivered`, and the `error` if not. Sent once.
     ///
     /// # Errors
     /// `webhook_not_found` and other problems.
@@ -278,12 +289,12 @@ impl Admin {
         self.post(&format!("/webhooks/{id}/enable")).await
     }
 
-    /// Makes another `secret` for a webhook.
+    /// Makes another `secret` for a webhook. Sent once.
     ///
     /// # Errors
     /// `webhook_not_found` and other problems.
     pub async fn rotate_webhook_secret(&self, id: &str) -> Result<Answer<Value>, Error> {
-        self.post(&format!("/webhooks/{id}/rotate-secret")).await
+        self.listener.send(self.request(Method::POST, &format!("/webhooks/{id}/rotate-secret"))).await
     }
 
     /// The events that a webhook did not take yet.
@@ -305,7 +316,7 @@ impl Admin {
         let (mut all, mut cursor) = (Vec::new(), None::<String>);
         loop {
             let request = self.page_request(path, query, next, cursor.as_deref());
-            let mut page: Answer<Value> = self.listener.send(request).await?;
+            let mut page: Answer<Value> = self.listener.send_until_decided(request).await?;
             if let Some(Value::Array(items)) = page.json.get_mut("items").map(Value::take) {
                 all.extend(items);
             }
@@ -331,11 +342,11 @@ impl Admin {
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
-        self.listener.send(self.request(Method::GET, path)).await
+        self.listener.send_until_decided(self.request(Method::GET, path)).await
     }
 
     async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
-        self.listener.send(self.request(Method::POST, path)).await
+        self.listener.send_until_decided(self.request(Method::POST, path)).await
     }
 }
 

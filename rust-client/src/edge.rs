@@ -7,8 +7,7 @@ use reqwest::Method;
 use serde_json::json;
 
 use crate::listener::Listener;
-use crate::retry::{PATIENCE, until_decided};
-use crate::{Answer, ClaimCall, Error};
+use crate::{Answer, ClaimCall, Error, Retries};
 
 /// The edge.
 #[derive(Debug, Clone)]
@@ -25,13 +24,19 @@ impl Edge {
         Ok(Self { listener: Listener::new(address)? })
     }
 
-    /// Claims for the user whose token `token` is, and asks again with the same key while the outcome is unknown, for
-    /// [`PATIENCE`] at most.
+    /// Repeats calls that are safe to repeat as `retries` say: all of them, but [`Self::claim_once`].
+    #[must_use]
+    pub fn with_retries(mut self, retries: Retries) -> Self {
+        self.listener.retries = retries;
+        self
+    }
+
+    /// Claims for the user whose token `token` is, and asks again with the same key while the outcome is unknown.
     ///
     /// # Errors
     /// As [`Internal::claim`](crate::Internal::claim).
     pub async fn claim(&self, token: &str, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {
-        until_decided(PATIENCE, async || self.claim_once(token, call).await).await
+        self.listener.retries.until_decided(async || self.claim_once(token, call).await).await
     }
 
     /// Sends a claim once. The user is the token's, whatever `call` says.
@@ -56,7 +61,7 @@ impl Edge {
     /// `unauthenticated`, `campaign_not_found` and other problems.
     pub async fn own_claims(&self, token: &str, campaign: &CampaignId) -> Result<Answer<UserClaims>, Error> {
         let request = self.listener.request(Method::GET, &format!("/v1/campaigns/{campaign}/claims"));
-        self.listener.send(request.bearer_auth(token)).await
+        self.listener.send_until_decided(request.bearer_auth(token)).await
     }
 
     /// The campaign as the edge shows it, up to some seconds old.
@@ -64,6 +69,8 @@ impl Edge {
     /// # Errors
     /// `campaign_not_found` and other problems.
     pub async fn campaign(&self, id: &CampaignId) -> Result<Answer<CampaignView>, Error> {
-        self.listener.send(self.listener.request(Method::GET, &format!("/v1/campaigns/{id}"))).await
+        self.listener
+            .send_until_decided(self.listener.request(Method::GET, &format!("/v1/campaigns/{id}")))
+            .await
     }
 }

@@ -12,13 +12,15 @@ pub enum Error {
     /// claimgate refused, or could not decide.
     #[error(transparent)]
     Problem(Box<Problem>),
-    /// No answer, or one that is not claimgate's. The call may have taken effect.
+    /// No answer, or one that is not claimgate's.
     #[error("no answer from {address}: {why}")]
     NoAnswer {
         /// Where it was sent.
         address: String,
         /// What happened instead.
         why: String,
+        /// Whether the call was sent, and so may have taken effect; `false` where no connection was made.
+        sent: bool,
     },
     /// claimgate did what it was asked to, but its answer lacks what this client knows: it is of another version.
     #[error("an answer that this version cannot read: {0}")]
@@ -42,9 +44,10 @@ impl Error {
         }
     }
 
-    /// Whether claimgate says that it tried nothing: of the call before that says nothing.
+    /// Whether this try had no effect. An earlier try of the same call may have had one.
     pub(crate) fn tried_nothing(&self) -> bool {
-        self.is(Code::Overloaded)
+        matches!(self, Self::NoAnswer { sent: false, .. })
+            || self.is(Code::Overloaded)
             || self.problem().is_some_and(|problem| matches!(problem.status.as_u16(), 401 | 429))
     }
 
@@ -110,7 +113,7 @@ mod tests {
         for status in [400, 401, 403, 404, 409, 422] {
             assert_eq!(error(status, Some(2)).retry_after(), None, "{status}");
         }
-        let lost = Error::NoAnswer { address: "there".to_owned(), why: "reset".to_owned() };
+        let lost = Error::NoAnswer { address: "there".to_owned(), why: "reset".to_owned(), sent: true };
         assert_eq!(lost.retry_after(), Some(Duration::ZERO));
     }
 

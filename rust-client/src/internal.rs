@@ -8,8 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::listener::Listener;
-use crate::retry::{PATIENCE, until_decided};
-use crate::{Answer, ClaimCall, Error};
+use crate::{Answer, ClaimCall, Error, Retries};
 
 /// Core's internal API.
 #[derive(Debug, Clone)]
@@ -27,6 +26,13 @@ impl Internal {
         Ok(Self { listener: Listener::new(address)?, token: token.to_owned() })
     }
 
+    /// Repeats calls that are safe to repeat as `retries` say: all of them, but [`Self::ready`] and [`Self::claim_once`].
+    #[must_use]
+    pub fn with_retries(mut self, retries: Retries) -> Self {
+        self.listener.retries = retries;
+        self
+    }
+
     /// Whether core is to be sent calls; needs no token. The edge has no such call: it answers `not_found`.
     ///
     /// # Errors
@@ -35,12 +41,12 @@ impl Internal {
         self.listener.send(self.listener.request(Method::GET, "/readyz")).await
     }
 
-    /// Claims, and asks again with the same key while the outcome is unknown, for [`PATIENCE`] at most.
+    /// Claims, and asks again with the same key while the outcome is unknown.
     ///
     /// # Errors
     /// A denial, or why the outcome is still unknown: then the same call may be made again at any later time.
     pub async fn claim(&self, call: &mut ClaimCall) -> Result<Answer<ClaimReply>, Error> {
-        until_decided(PATIENCE, async || self.claim_once(call).await).await
+        self.listener.retries.until_decided(async || self.claim_once(call).await).await
     }
 
     /// Sends a claim once.
@@ -104,10 +110,10 @@ impl Internal {
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
-        self.listener.send(self.request(Method::GET, path)).await
+        self.listener.send_until_decided(self.request(Method::GET, path)).await
     }
 
     async fn post<T: DeserializeOwned>(&self, path: &str) -> Result<Answer<T>, Error> {
-        self.listener.send(self.request(Method::POST, path)).await
+        self.listener.send_until_decided(self.request(Method::POST, path)).await
     }
 }

@@ -5,7 +5,8 @@
 //! - [`Edge`]: the edge, as a browser's user.
 //!
 //! A claim is made once, however often it is sent: [`ClaimCall`] holds its key before the first try, and
-//! [`Internal::claim`] and [`Edge::claim`] ask again with that key while the outcome is unknown.
+//! [`Internal::claim`] and [`Edge::claim`] ask again with that key while the outcome is unknown. So does every other call that
+//! is safe to repeat; [`Retries`] say for how long.
 //!
 //! ```
 //! use claimgate_client::{ClaimCall, Internal};
@@ -38,4 +39,4 @@ pub use claim_call::{ClaimCall, random_key};
 pub use edge::Edge;
 pub use error::{Error, Problem};
 pub use internal::Internal;
-pub use retry::{PATIENCE, until_decided};
+pub use retry::{PATIENCE, Retries, until_decided};

@@ -13,7 +13,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Problem;
-use crate::{Answer, Error};
+use crate::{Answer, Error, Retries};
 
 /// The longest wait for an answer: longer than claimgate takes for any call but an import.
 const WAIT: Duration = Duration::from_secs(10);
@@ -26,6 +26,7 @@ const RETRY_AFTER_MAX_S: u64 = 86_400;
 pub(crate) struct Listener {
     client: Client,
     address: String,
+    pub(crate) retries: Retries,
 }
 
 impl Listener {
@@ -47,7 +48,8 @@ impl Listener {
         let client = Client::builder().timeout(WAIT).no_proxy().redirect(Policy::none());
         let client = client.tls_backend_preconfigured(tls(url.scheme() == "https")?).build();
         let client = client.map_err(|error| Error::Setup(told(error)))?;
-        Ok(Self { client, address: address.trim_end_matches('/').to_owned() })
+        let address = address.trim_end_matches('/').to_owned();
+        Ok(Self { client, address, retries: Retries::default() })
     }
 
     /// A request to be filled in; `path` begins with a slash and may have a query.
@@ -55,16 +57,25 @@ impl Listener {
         self.client.request(method, format!("{}{path}", self.address))
     }
 
-    /// Sends `request` and reads the answer.
+    /// Sends `request`, which is safe to repeat, until its outcome is known.
+    pub(crate) async fn send_until_decided<T: DeserializeOwned>(
+        &self,
+        request: RequestBuilder,
+    ) -> Result<Answer<T>, Error> {
+        let again = || request.try_clone().ok_or_else(|| Error::Setup("a body that is read once".to_owned()));
+        self.retries.until_decided(async || self.send(again()?).await).await
+    }
+
+    /// Sends `request` once and reads the answer.
     pub(crate) async fn send<T: DeserializeOwned>(
         &self,
         request: RequestBuilder,
     ) -> Result<Answer<T>, Error> {
-        let response = request.send().await.map_err(|error| self.no_answer(told(error)))?;
+        let response = request.send().await.map_err(|error| self.not_received(error))?;
         let (status, retry_after) = (response.status(), retry_after(&response));
         let replayed = response.headers().get(REPLAYED_HEADER).is_some_and(|value| value == REPLAYED);
-        let body = response.bytes().await.map_err(|error| self.no_answer(told(error)))?;
-        let foreign = || self.no_answer(format!("it answers {status}, but not as claimgate does"));
+        let body = response.bytes().await.map_err(|error| self.not_received(error))?;
+        let foreign = || self.no_answer(format!("it answers {status}, but not as claimgate does"), true);
         let json = serde_json::from_slice(&body).map_err(|_| foreign())?;
         if status.is_success() {
             return Ok(Answer::new(json, replayed));
@@ -73,8 +84,13 @@ impl Listener {
             .map_or_else(foreign, |problem| Error::Problem(Box::new(problem))))
     }
 
-    fn no_answer(&self, why: String) -> Error {
-        Error::NoAnswer { address: self.address.clone(), why }
+    fn not_received(&self, error: reqwest::Error) -> Error {
+        let sent = !error.is_connect();
+        self.no_answer(told(error), sent)
+    }
+
+    fn no_answer(&self, why: String, sent: bool) -> Error {
+        Error::NoAnswer { address: self.address.clone(), why, sent }
     }
 }
 

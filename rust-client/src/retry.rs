@@ -6,43 +6,74 @@ use tokio::time::{Instant, sleep};
 
 use crate::Error;
 
-/// How long [`Internal::claim`](crate::Internal::claim) and [`Edge::claim`](crate::Edge::claim) ask again.
+/// For how long a client repeats a call, unless [`Retries`] say otherwise.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The first wait between two tries, unless claimgate says a longer one; it doubles from try to try.
 const WAIT_MIN: Duration = Duration::from_millis(50);
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Calls `ask` until its outcome is known, for `patience` at most: after a lost answer, a 408, 429 or 5xx it is asked
-/// again, not before `Retry-After` has passed. `ask` has to be safe to repeat, as a claim with its key is.
+/// How a client repeats the calls that are safe to repeat.
+#[derive(Debug, Clone, Copy)]
+pub struct Retries {
+    /// For how long, from the first try on.
+    pub timeout: Duration,
+    /// Called before each repetition with the error of the last try and the number of the repetition, from 1 on; `false` ends
+    /// them.
+    pub before: fn(&Error, u32) -> bool,
+}
+
+impl Retries {
+    /// Sends each call once.
+    pub const NONE: Self = Self { timeout: Duration::ZERO, before: |_, _| false };
+
+    /// Repeats `ask` as [`until_decided`] does.
+    pub(crate) async fn until_decided<T>(
+        &self,
+        mut ask: impl AsyncFnMut() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let deadline = Instant::now() + self.timeout;
+        let mut wait = WAIT_MIN;
+        let mut doubt = None;
+        let mut repetition = 0;
+        loop {
+            repetition += 1;
+            let error = match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let pause = error.retry_after().map(|at_least| spread(wait).max(at_least));
+            let pause = pause
+                .filter(|pause| Instant::now() + *pause <= deadline && (self.before)(&error, repetition));
+            let Some(pause) = pause else {
+                return Err(if error.tried_nothing() { doubt.unwrap_or(error) } else { error });
+            };
+            if !error.tried_nothing() {
+                doubt = Some(error);
+            }
+            sleep(pause).await;
+            wait = (wait * 2).min(WAIT_MAX);
+        }
+    }
+}
+
+impl Default for Retries {
+    fn default() -> Self {
+        Self { timeout: PATIENCE, before: |_, _| true }
+    }
+}
+
+/// Calls `ask` until its outcome is known, for `patience` at most. Repeats it after a lost answer, a 408, 429 or 5xx, not before
+/// `Retry-After` has passed. `ask` has to be safe to repeat, as a claim with its key is.
 ///
 /// # Errors
-/// What the last try ended with; but where that says that nothing was tried (`overloaded`, 429, 401), what the last one ended with
-/// that left the outcome unknown, if there was one.
+/// The error of the last try. If that try did nothing (`overloaded`, 429, 401, no connection) and an earlier one left the
+/// outcome unknown, the error of the earlier one.
 pub async fn until_decided<T>(
     patience: Duration,
-    mut ask: impl AsyncFnMut() -> Result<T, Error>,
+    ask: impl AsyncFnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    let deadline = Instant::now() + patience;
-    let mut wait = WAIT_MIN;
-    let mut doubt = None;
-    loop {
-        let error = match ask().await {
-            Ok(answer) => return Ok(answer),
-            Err(error) => error,
-        };
-        let (at_least, tried_nothing) = (error.retry_after(), error.tried_nothing());
-        let pause = at_least.map(|at_least| spread(wait).max(at_least));
-        if pause.is_none_or(|pause| Instant::now() + pause > deadline) {
-            return Err(if tried_nothing { doubt.unwrap_or(error) } else { error });
-        }
-        if !tried_nothing {
-            doubt = Some(error);
-        }
-        let pause = pause.unwrap_or_default();
-        sleep(pause).await;
-        wait = (wait * 2).min(WAIT_MAX);
-    }
+    Retries { timeout: patience, ..Retries::default() }.until_decided(ask).await
 }
 
 /// Half of `wait` to all of it: callers that failed together do not come back together.
@@ -61,7 +92,7 @@ mod tests {
     use crate::error::Problem;
 
     fn lost() -> Error {
-        Error::NoAnswer { address: "there".to_owned(), why: "reset".to_owned() }
+        Error::NoAnswer { address: "there".to_owned(), why: "reset".to_owned(), sent: true }
     }
 
     #[tokio::test]
@@ -105,6 +136,19 @@ mod tests {
             assert!(matches!(ended.await, Err(Error::NoAnswer { .. })), "{code}");
             let ended = until_decided(Duration::ZERO, async || Err::<(), _>(busy(code, status)));
             assert!(matches!(ended.await, Err(Error::Problem(_))), "{code}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_without_retries_is_sent_once_and_a_hook_ends_them() {
+        for retries in [Retries::NONE, Retries { before: |_, _| false, ..Retries::default() }] {
+            let mut tries = 0;
+            let ended = retries.until_decided(async || {
+                tries += 1;
+                Err::<(), _>(lost())
+            });
+            assert!(ended.await.is_err());
+            assert_eq!(tries, 1, "{retries:?}");
         }
     }
 

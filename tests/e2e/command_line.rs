@@ -5,7 +5,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 use support::core_client::campaign;
-use support::process::{Process, command, free_address};
+use support::process::{Process, Signal, command, free_address, signal_pid};
 use support::signing::claim_id;
 use support::stand_in::{Canned, StandIn};
 use support::wait::holds;
@@ -391,7 +391,9 @@ async fn what_a_newer_core_says_is_told_as_it_says_it() {
     for (http, status) in [(409, 1), (403, 1), (400, 2), (503, 3)] {
         let problem = json!({"title": "Of tomorrow", "status": http, "detail": "not today", "code": "weekly_limit",
             "limit": "per_week", "remaining": "three", "claim": {"status": "escrowed"}, "instance": "r-1"});
-        core.answers("POST /internal/v1/claims", Canned::problem(http, &problem));
+        // Later than a person waits: it is not asked again.
+        let answer = Canned::problem(http, &problem).with("Retry-After", "3600");
+        core.answers("POST /internal/v1/claims", answer);
         claim(&[]).await.ended(status).one_line("Of tomorrow (weekly_limit): not today");
         assert_eq!(claim(&["--json"]).await.ended(status).json(), problem);
     }
@@ -517,4 +519,30 @@ async fn changes_are_followed_over_a_restart_of_core() {
     let core = core.restart().await;
     core.claim("demo", "carl", "k").await.expect(201);
     users(&["alice", "bob", "carl"]).await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_safe_to_repeat_is_repeated_and_says_so() {
+    let core = Core::start().await;
+    let out = core.data_dir().join("../create.json");
+    let err = core.data_dir().join("../create.err");
+    let mut command = command(&binary::claimgate());
+    command.args(["campaign", "create", "demo", "--total", "5", "--json"]).current_dir(core.data_dir());
+    command.env("CLAIMGATE_ADMIN_LISTEN", core.admin_listen().to_string());
+    command.env("CLAIMGATE_DATA_DIR", core.data_dir()).stdin(Stdio::null());
+    command.stdout(std::fs::File::create(&out).unwrap()).stderr(std::fs::File::create(&err).unwrap());
+    let redis = core.redis_pid().await;
+    signal_pid(redis, Signal::STOP);
+    let mut process = Process::start(command);
+    let said = eventually(SOON, || async {
+        let said = std::fs::read_to_string(&err).unwrap();
+        holds(said.contains("asking again for at most 30 s"), || said.clone()).map(|()| said)
+    })
+    .await;
+    signal_pid(redis, Signal::CONT);
+    assert!(said.contains("(unavailable)"), "it says what is repeated: {said}");
+    assert!(process.wait(SOON).await.success(), "{}", std::fs::read_to_string(&err).unwrap());
+    let campaign: Value = serde_json::from_str(&std::fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!((&campaign["id"], &campaign["version"]), (&json!("demo"), &json!(1)));
+    assert_eq!(core.campaign("demo").await["limits"]["total"], 5);
 }

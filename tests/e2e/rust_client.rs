@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use claimgate_client::{Admin, ClaimCall, Error, Internal, NewCampaign, PATIENCE, random_key};
 use claimgate_shared::{CampaignId, ClaimRequest, ClaimStatus, Code, Limits, Quantity};
 use serde_json::json;
-use support::Core;
 use support::lossy_proxy::LossyProxy;
 use support::process::free_address;
+use support::{Core, CoreOptions};
 
 fn internal(core: &Core) -> Internal {
     Internal::new(&core.url(""), &core.admin_token()).unwrap()
@@ -19,6 +19,18 @@ fn admin(core: &Core) -> Admin {
 
 fn call(campaign: &str, user: &str) -> ClaimCall {
     ClaimCall::new(campaign.parse().unwrap(), user.parse().unwrap(), Quantity::ONE).unwrap()
+}
+
+fn new_campaign(id: &CampaignId, total: u32) -> NewCampaign {
+    NewCampaign {
+        id: id.clone(),
+        name: "Tickets".to_owned(),
+        starts_at: "2026-01-01T00:00:00Z".parse().unwrap(),
+        ends_at: None,
+        time_zone: "Asia/Shanghai".to_owned(),
+        limits: Limits { total: Some(total), ..Limits::default() },
+        hold_seconds: None,
+    }
 }
 
 /// The example in the crate's documentation.
@@ -65,13 +77,71 @@ async fn a_lost_answer_is_asked_for_again_without_the_mark_and_is_the_same_claim
     assert_eq!(sent.matches("post /internal/v1/claims").count(), 3);
 }
 
+/// The proxy loses the first answer to each call; the call has taken effect.
+#[tokio::test]
+async fn calls_that_are_safe_to_repeat_are_repeated_and_no_others() {
+    let receiver = format!("http://{}", free_address());
+    let core = CoreOptions::default().with("CLAIMGATE_WEBHOOK_HOSTS", &receiver).start().await;
+    let (proxy, admin_proxy) = (LossyProxy::to(core.listen()), LossyProxy::to(core.admin_listen()));
+    let shop = Internal::new(&format!("http://{}", proxy.listen), &core.admin_token()).unwrap();
+    let admin = Admin::new(&format!("http://{}", admin_proxy.listen), &core.admin_token()).unwrap();
+    let id: CampaignId = "tickets".parse().unwrap();
+    let new = new_campaign(&id, 5);
+    let key = random_key().unwrap();
+    let lose = || admin_proxy.lose_answers(1);
+
+    lose();
+    assert_eq!(admin.create(&new).await.unwrap().json["version"], 1);
+    lose();
+    let added = admin.add(&id, 3, &key).await.unwrap();
+    assert_eq!((added.replayed, added.read().unwrap().campaign.limits.total), (true, Some(8)));
+    lose();
+    assert_eq!(admin.pause(&id).await.unwrap().json["state"], "paused");
+    lose();
+    let past = b"user_id,quantity\nzoe,1\n".to_vec();
+    assert_eq!(admin.import(&id, past).await.unwrap().json, json!({"imported": 0, "already": 1}));
+    lose();
+    assert_eq!(admin.resume(&id).await.unwrap().json["state"], "open");
+    lose();
+    assert_eq!(admin.set_replicas(0).await.unwrap().json["replicas_min"], 0);
+    let alice = shop.claim(&mut call("tickets", "alice")).await.unwrap().read().unwrap().claim.id;
+    proxy.lose_answers(1);
+    assert_eq!(shop.confirm(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Granted);
+    proxy.lose_answers(1);
+    assert_eq!(shop.give_back(&alice).await.unwrap().read().unwrap().claim.status, ClaimStatus::Returned);
+    lose();
+    assert_eq!(admin.repair(&id).await.unwrap().json["agrees"], true);
+
+    lose();
+    let error = admin.create_webhook(&receiver, None).await.unwrap_err();
+    assert!(matches!(error, Error::NoAnswer { sent: true, .. }), "{error}");
+    let webhooks = admin.webhooks().await.unwrap().json;
+    assert_eq!(webhooks.as_array().map(Vec::len), Some(1), "{webhooks}");
+    let webhook = webhooks[0]["id"].as_str().unwrap();
+    lose();
+    admin.rotate_webhook_secret(webhook).await.unwrap_err();
+    lose();
+    assert_eq!(admin.end(&id).await.unwrap().json["state"], "ended");
+    let times = |call: &str| admin_proxy.said(call).len();
+    assert_eq!(times("POST /admin/v1/webhooks HTTP"), 1);
+    assert_eq!(times("/rotate-secret HTTP"), 1);
+    for repeated in
+        ["/campaigns HTTP", "/add HTTP", "/pause HTTP", "/import HTTP", "/resume HTTP", "/end HTTP"]
+    {
+        assert_eq!(times(repeated), 2, "{repeated}");
+    }
+}
+
 #[tokio::test]
 async fn a_core_that_is_not_there_is_given_up_after_a_while_with_its_address() {
     let nowhere = free_address().to_string();
     let shop = Internal::new(&format!("http://{nowhere}"), "any").unwrap();
     let began = Instant::now();
     let error = shop.claim(&mut call("tickets", "alice")).await.unwrap_err();
-    assert!(matches!(&error, Error::NoAnswer { address, .. } if address.contains(&nowhere)), "{error}");
+    assert!(
+        matches!(&error, Error::NoAnswer { address, sent: false, .. } if address.contains(&nowhere)),
+        "{error}"
+    );
     assert!((PATIENCE / 2..PATIENCE + Duration::from_secs(5)).contains(&began.elapsed()));
 }
 
@@ -80,15 +150,7 @@ async fn an_admin_creates_changes_lists_and_ends() {
     let core = Core::start().await;
     let admin = admin(&core);
     let id: CampaignId = "tickets".parse().unwrap();
-    let new = NewCampaign {
-        id: id.clone(),
-        name: "Tickets".to_owned(),
-        starts_at: "2026-01-01T00:00:00Z".parse().unwrap(),
-        ends_at: None,
-        time_zone: "Asia/Shanghai".to_owned(),
-        limits: Limits { total: Some(2), ..Limits::default() },
-        hold_seconds: None,
-    };
+    let new = new_campaign(&id, 2);
     let made = admin.create(&new).await.unwrap().read().unwrap();
     assert_eq!((made.campaign.time_zone.as_str(), made.campaign.limits), ("Asia/Shanghai", new.limits));
     let key = random_key().unwrap();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use claimgate_client::Retries;
 use claimgate_shared::CampaignId;
 use clap::Args;
 use serde_json::Value;
@@ -46,7 +47,7 @@ impl ChangesArgs {
     /// Runs the command.
     pub async fn run(self) -> Result<(), CallError> {
         // Lines are JSON as they are; a problem is told on standard error, not among them.
-        let core = Core::new(&CallArgs { json: false, ..self.call.clone() })?;
+        let mut core = Core::new(&CallArgs { json: false, ..self.call.clone() })?;
         let mut after = self.after.clone();
         let mut left = self.limit.unwrap_or(u64::MAX);
         let mut answered = false;
@@ -56,6 +57,9 @@ impl ChangesArgs {
             } else {
                 self.page(&core, after.as_deref(), left).await?
             };
+            if self.follow {
+                core.admin = core.admin.with_retries(Retries::NONE);
+            }
             answered = true;
             let items = page["items"].as_array().map(Vec::as_slice).unwrap_or_default();
             if items.is_empty() && !self.follow {
@@ -79,7 +83,7 @@ impl ChangesArgs {
         Ok(core.ask(core.admin.changes(after, self.campaign.as_ref(), limit, wait_s)).await?.json)
     }
 
-    /// The same, asked for until core answers it.
+    /// The same, asked for until core answers it. `core` is not to repeat calls itself.
     async fn page_at_last(&self, core: &Core, after: Option<&str>, left: u64) -> Result<Value, CallError> {
         let mut pause = RETRY_MIN;
         loop {

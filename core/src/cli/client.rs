@@ -1,11 +1,16 @@
 //! The running core that a command talks to.
 
-use claimgate_client::{Admin, Answer, Error, Internal};
+use std::time::Duration;
+
+use claimgate_client::{Admin, Answer, Error, Internal, Retries};
 
 use super::call_args::CallArgs;
 use super::exit_status::{REFUSED, UNAVAILABLE, USAGE};
-use super::printer::print_json;
+use super::printer::{print_json, say};
 use crate::config::{ConfigError, Secrets};
+
+/// For how long a call that is safe to repeat is repeated while its outcome is unknown: a person waits for it.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why a command did not get what it wanted.
 #[derive(Debug, thiserror::Error)]
@@ -71,9 +76,10 @@ impl Core {
     /// The core that `args` name, with the admin token of this machine.
     pub fn new(args: &CallArgs) -> Result<Self, CallError> {
         let token = admin_token(args)?;
+        let retries = Retries { timeout: PATIENCE, before: repeats };
         Ok(Self {
-            internal: Internal::new(&format!("http://{}", args.listen), &token)?,
-            admin: Admin::new(&format!("http://{}", args.admin_listen), &token)?,
+            internal: Internal::new(&format!("http://{}", args.listen), &token)?.with_retries(retries),
+            admin: Admin::new(&format!("http://{}", args.admin_listen), &token)?.with_retries(retries),
             json: args.json,
         })
     }
@@ -91,6 +97,17 @@ impl Core {
         }
         Ok(answer?)
     }
+}
+
+/// Says the first of the repetitions. A core that cannot be reached is not called again: most often none runs there.
+fn repeats(error: &Error, repetition: u32) -> bool {
+    if matches!(error, Error::NoAnswer { sent: false, .. }) {
+        return false;
+    }
+    if repetition == 1 {
+        say(&format_args!("{error}; asking again for at most {} s", PATIENCE.as_secs()));
+    }
+    true
 }
 
 /// The admin token of this machine: from the environment, else from the data directory, where none is made.

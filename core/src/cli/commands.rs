@@ -1,9 +1,8 @@
 //! What each command sends, and how it shows the answer.
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
-use claimgate_client::{Answer, ClaimCall, Error, NewCampaign, until_decided};
+use claimgate_client::{Answer, ClaimCall, Error, NewCampaign};
 use claimgate_shared::admin::AdminView;
 use claimgate_shared::claim_request::ClaimLookup;
 use claimgate_shared::jwt::UserTokens;
@@ -21,9 +20,6 @@ use super::printer::show;
 use super::table;
 use crate::clock;
 use crate::config::Secrets;
-
-/// How long a claim is asked for again while its outcome is unknown: a person waits for it.
-const CLAIM_PATIENCE: Duration = Duration::from_secs(3);
 
 /// `claimgate campaign …`
 #[derive(Debug, Subcommand)]
@@ -284,9 +280,7 @@ impl ClaimArgs {
             }
             None => ClaimCall::new(campaign_id, user_id, quantity)?,
         };
-        let answer = core
-            .ask(until_decided(CLAIM_PATIENCE, async || core.internal.claim_once(&mut call).await))
-            .await?;
+        let answer = core.ask(core.internal.claim(&mut call)).await?;
         let mut reply = answer.json;
         reply["idempotency_key"] = json!(call.request().idempotency_key);
         show(self.call.json, &reply, || table::claim(&reply, answer.replayed))?;

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use claimgate_client::{Admin, Internal};
+use claimgate_client::{Admin, Internal, Retries};
 use claimgate_drill::{DrillError, Installation, Plan, Target, Voice, page, run, text};
 use clap::Args;
 use serde_json::json;
@@ -105,8 +105,11 @@ impl DrillArgs {
             Target::Core(_) => None,
             Target::Edge(_) => Some(user_tokens(&self.call)?),
         };
+        // The drill repeats calls itself, for as long as its plan says.
         let internal = Internal::new(&format!("http://{}", self.call.listen), &token)?;
+        let internal = internal.with_retries(Retries::NONE);
         let admin = Admin::new(&format!("http://{}", self.call.admin_listen), &token)?;
+        let admin = admin.with_retries(Retries::NONE);
         Ok(Installation { target, url, internal, admin, users })
     }
 }
