@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 # Crates with their features, those of this workspace apart: not every command builds every member.
 features() {
-    cargo tree --offline --target "$(rustc -vV | sed -n 's/^host: //p')" --prefix none --format '{p} [{f}]' "$@" |
+    cargo tree --locked --target "$(rustc -vV | sed -n 's/^host: //p')" --prefix none --format '{p} [{f}]' "$@" |
         sed 's/ (\*)$//' | grep -v ' (/' | sort -u
 }
 
