@@ -5,9 +5,6 @@ SHELL := /usr/bin/env bash
 .DEFAULT_GOAL := help
 .PHONY: help up up-workerd up-cluster test bare bench lab soak check package setup clean build-core build-worker
 
-# Tests wait more than they work: two at a time on each processor.
-export RUST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
-
 SETUP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh)
 SETUP_UP := $(if $(filter 1,$(SKIP_SETUP)),:,scripts/setup.sh --up)
 
@@ -26,9 +23,9 @@ up up-workerd up-cluster:
 	@$(MAKE) --no-print-directory -j2 build-core build-worker
 	@exec scripts/dev.sh $(ARGUMENTS)
 
-test: ## every test, the edge in a real Worker runtime and the page in a real browser included; SLOW=1: as on a slow machine
+test: ## every test but those of tests/soak.txt, with the edge in a real Worker runtime and the page in a real browser; OPTIONS="faults e2e" for parts; SLOW=1: as on a slow machine
 	@$(SETUP)
-	@exec scripts/test.sh
+	@exec scripts/test.sh $(OPTIONS)
 
 build-core:
 	@cargo build --bin claimgate
@@ -52,9 +49,10 @@ lab: ## every known way to stop overselling, side by side, within 8 minutes; OPT
 	@exec cargo run --quiet --release -p claimgate-lab -- $(OPTIONS)
 
 soak: export CLAIMGATE_BIN = $(CURDIR)/target/release/claimgate
-soak: ## the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, 10,000 at rest, slots moved to and fro twenty times, the previous version beside this one, the packages installed and run, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
+soak: ## the tests of tests/soak.txt, the model for long, twenty rounds of the storm, 1,000 failovers (hours), 500 campaigns over slow connections, 10,000 at rest, slots moved to and fro twenty times, the previous version beside this one, the packages installed and run, all interleavings, everything on every topology, and every mutant; SEED=, OPERATIONS=, ROUNDS=, LIVE=, ENDED=
 	@$(SETUP)
 	@cargo build --release --bin claimgate
+	@scripts/test.sh soak
 	@OPERATIONS=$${OPERATIONS:-1000000} cargo test -p claimgate-tests --test model -- --nocapture
 	@ROUNDS=$${ROUNDS:-20} cargo test -p claimgate-tests --test faults storm -- --nocapture
 	@for server in redis valkey; do export CLAIMGATE_TEST_SERVER=$$server; \

@@ -1,84 +1,106 @@
 #!/usr/bin/env bash
-# `make test`, once the machine is set up: builds, then runs every test, three binaries side by side, since most tests wait
-# more than they work. Prints what each part took, and the calls that were repeated because docs/api.md permits their 503.
+# `make test`, once the machine is set up: builds, then runs the tests of the gate, one part after the other, the longest
+# first. Side by side the parts would wait for each other and for the disk: twice as long, and red now and then.
 #
-#   scripts/test.sh          SLOW=1: the tests as on a slow machine (scripts/slow.sh)
+#   scripts/test.sh            all parts
+#   scripts/test.sh PART…      faults, e2e, interleavings, topologies, model or units, as the gate runs them
+#   scripts/test.sh soak       the tests that the gate leaves out (tests/soak.txt)
 #
-# A part's output stands in target/test-logs until the next run, and is printed when the part ends.
+# RUST_TEST_THREADS is how many tests run at a time. SEED is the same for the same commit, so that a commit has the same
+# tests each time. SLOW=1 runs them as on a slow machine (scripts/slow.sh). A part's output is kept in target/test-logs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/tools.sh
 
+parts=(faults e2e interleavings topologies model units)
+if [ $# -gt 0 ]; then parts=("$@"); fi
 logs=target/test-logs
 repeated=target/repeated-calls.log
 run=()
 if [ "${SLOW:-}" = 1 ]; then run=(scripts/slow.sh); fi
 
-# The limits of CI on two processors, in seconds; what does not fit goes to `make soak`.
-test_s_max=1500
+# Most tests wait for I/O: two for each processor. With three the servers of twelve tests and more share one disk.
+export RUST_TEST_THREADS=${RUST_TEST_THREADS:-$((2 * $(nproc)))}
+tree=$(git rev-parse --verify --quiet 'HEAD^{tree}' || echo 1)
+export SEED=${SEED:-$((16#${tree:0:8}))}
+# The gate plays one in four pairs of protocols, drawn by SEED; `make soak` plays all.
+export INTERLEAVINGS_SHARE=${INTERLEAVINGS_SHARE:-4}
 
 rm -rf $logs
 mkdir -p $logs
 : >$repeated
 
-# part NAME COMMAND…: its output goes to a log, which is printed as one when the part is over.
+# part NAME COMMAND…: runs a part of the tests and keeps its output, time and result.
 part() {
-    local name=$1 log=$logs/$1.log started=$SECONDS status=0
+    local name=$1 started=$SECONDS status=0
     shift
-    echo "== $name: started"
-    "$@" >"$log" 2>&1 </dev/null || status=$?
+    printf '\n== %s\n' "$name"
+    # In a pipeline the part would last as long as whatever it leaves behind.
+    "$@" > >(tee "$logs/$name.log") 2>&1 </dev/null || status=$?
     printf '%-14s %5d s  %s\n' "$name" $((SECONDS - started)) "$([ $status = 0 ] && echo green || echo RED)" >>$logs/parts
-    { printf '\n== %s\n' "$name" && cat "$log"; }
     return $status
 }
 
-# Cargo runs a test binary in its package's directory.
-binary() { "${run[@]}" cargo test --quiet -p claimgate-tests --test "$@"; }
+# cargo_test BINARY [OPTION…]: with the features of the whole workspace, or all would be compiled again.
+cargo_test() {
+    local binary=$1
+    shift
+    "${run[@]}" cargo test --quiet --workspace --test "$binary" -- "$@"
+}
+
+# The tests of BINARY that the gate leaves out, one a line.
+left_out() { awk -v binary="$1" '$1 == binary { print $2 }' tests/soak.txt; }
+
+# The options for libtest that leave them out.
+skips() { left_out "$1" | sed 's/^/--skip /'; }
+
+run_part() {
+    case $1 in
+    faults | e2e)
+        # shellcheck disable=SC2046 # a list of words
+        part "$1" cargo_test "$1" $(skips "$1")
+        ;;
+    # With their output: which pairs were played, which seeds.
+    interleavings | model) part "$1" cargo_test "$1" --nocapture ;;
+    topologies) part topologies "${run[@]}" scripts/topologies.sh tenth ;;
+    units)
+        # shellcheck disable=SC2046 # a list of words
+        part units "${run[@]}" cargo test --quiet --workspace --exclude claimgate-tests --no-fail-fast -- $(skips strategies)
+        ;;
+    soak) soak ;;
+    *)
+        sed -n '2,/^set/{/^#/p}' "$0" >&2
+        exit 2
+        ;;
+    esac
+}
+
+soak() {
+    local binary red=0 tests
+    for binary in faults e2e strategies; do
+        mapfile -t tests < <(left_out $binary)
+        part "soak-$binary" cargo_test "$binary" --exact "${tests[@]}" || red=1
+    done
+    return $red
+}
+
 build() { part "$@" || { cat $logs/parts; exit 1; }; }
-
-build build-worker scripts/build-worker.sh &
-worker=$!
+build build-worker scripts/build-worker.sh
 build build-tests cargo test --workspace --no-run
-wait $worker
+build soak.txt scripts/check-soak.sh
 
-e2e_and_topologies() {
-    local red=0
-    part e2e binary e2e || red=1
-    # After e2e: both start edges, whose directories have fixed names.
-    part topologies "${run[@]}" scripts/topologies.sh tenth || red=1
-    return $red
-}
-units_model_and_interleavings() {
-    local red=0
-    part units "${run[@]}" cargo test --quiet --workspace --exclude claimgate-tests --no-fail-fast || red=1
-    part model binary model || red=1
-    part interleavings binary interleavings || red=1
-    return $red
-}
-
-# Side by side, but on a slow machine one after the other: there one has all of it.
-red=0 running=()
-start() {
-    if [ "${SLOW:-}" = 1 ]; then
-        "$@" || red=1
-    else
-        "$@" &
-        running+=($!)
-    fi
-}
-start e2e_and_topologies
-start part faults binary faults
-start units_model_and_interleavings
-for process in "${running[@]}"; do wait "$process" || red=1; done
+echo "SEED=$SEED RUST_TEST_THREADS=$RUST_TEST_THREADS"
+red=0
+for name in "${parts[@]}"; do run_part "$name" || red=1; done
 
 printf '\n'
 cat $logs/parts
-printf '%-14s %5d s of at most %d\n' "make test" $SECONDS $test_s_max
+printf '%-14s %5d s\n' "make test" $SECONDS
 repeats=$(wc -l <$repeated)
 echo "$repeats calls repeated after an answer that permits it$([ "$repeats" = 0 ] || echo ":")"
-sort $repeated | uniq -c | sort -rn | head -20
-grep -h '^test result:' $logs/*.log | awk '{ passed += $4; failed += $6; skipped += $8 }
-    END { printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped }'
+sort $repeated | uniq -c | sort -rn | awk 'NR <= 20' # reads all: head would end sort by a signal
+grep -h '^test result:' $logs/*.log | awk '{ passed += $4; failed += $6; skipped += $8; left_out += $12 }
+    END { printf "%d passed, %d failed, %d skipped, %d left to make soak\n", passed, failed, skipped, left_out }'
 # Which test, and its message, at the very end: often the end of the output is all that is kept.
 if [ $red = 1 ]; then grep -hE -A 3 "^thread '.*panicked at" $logs/*.log | head -200 >&2 || true; fi
 exit $red

@@ -5,7 +5,8 @@
 //! is held at that moment, once as it is and once as run out. And each of A's steps crashed before and its reply lost,
 //! followed by the same protocol again and by the recovery's look. On SQLite also, where both decide what Redis holds:
 //! both held up, each before every step that may change something. `INTERLEAVINGS_ALL=1` plays crashes and lost replies
-//! before every protocol, and two pre-emptions of every pair, all of it on both databases.
+//! before every protocol, and two pre-emptions of every pair, all of it on both databases. `INTERLEAVINGS_SHARE=4` plays one
+//! in four pairs, drawn by `SEED`.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,6 +21,7 @@ use super::registry;
 use super::schedule::{Fate, Played, Schedule};
 use super::track::{END, Place, REACHED};
 use super::world::{Database, World};
+use support::rng::Rng;
 
 /// Two for every processor of the smallest machine that the tests are for: half of the time each waits for its servers.
 const WORKERS: usize = 4;
@@ -57,7 +59,8 @@ struct Tally {
     unmet: Vec<Schedule>,
 }
 
-/// Those of `PAIRS=create,evict`, of `WITH=forget` on either side, of `DATABASE=sqlite` and of `STATE=over`; all without them.
+/// Those of `PAIRS=create,evict`, of `WITH=forget` on either side, of `DATABASE=sqlite` and of `STATE=over`, and of these the
+/// share that is drawn; all without them.
 fn pairs() -> Vec<Pair> {
     let asked = |variable: &str, names: &[&str]| {
         std::env::var(variable).is_err() || {
@@ -72,6 +75,16 @@ fn pairs() -> Vec<Pair> {
             && asked("DATABASE", &[&format!("{:?}", pair.database)])
             && asked("STATE", &[pair.initial.name()])
     });
+    drawn(pairs)
+}
+
+/// One in `INTERLEAVINGS_SHARE` of `pairs`.
+fn drawn(mut pairs: Vec<Pair>) -> Vec<Pair> {
+    let Ok(share) = std::env::var("INTERLEAVINGS_SHARE") else { return pairs };
+    let share: u64 = share.parse().expect("INTERLEAVINGS_SHARE is a whole number");
+    let (mut rng, all) = (Rng::seeded("the pairs that are played"), pairs.len());
+    pairs.retain(|_| rng.draw().is_multiple_of(share));
+    println!("{} of {all} pairs are played", pairs.len());
     pairs
 }
 
